@@ -1,0 +1,115 @@
+"""What can go wrong outside of us.
+
+    OpentabError                a fact in lower case, a hint that mends it
+    ├── ConfigError             a setting is wrong: named before anything starts
+    ├── InputError              what the user gave cannot be taken
+    ├── MachineError            something is missing on this machine, Java for example
+    ├── LogError                the log cannot be read or written
+    │   └── SegmentDamaged      a segment's bytes are not those that were written
+    ├── LedgerError             the ledger cannot be read or written
+    │   ├── SchemaMismatch      written by a program that is newer or older than this one
+    │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
+    │   ├── JournalGap          batch numbers are not 1, 2, 3 …
+    │   └── Fenced              another pipeline has committed in our place
+    ├── HomeLocked              another pipeline works on this home
+    └── DiskFull                no room to write
+
+Bad *input rows* are not here: they are values (see events.Reason). A broken promise of our own
+code is a LedgerBug, which nothing catches.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class OpentabError(Exception):
+    """Trouble outside: what happened, what mends it, and whether trying again can help."""
+
+    exit_code = 1
+
+    def __init__(self, fact: str, *, hint: str | None = None, retry_helps: bool = False) -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.hint = hint
+        self.retry_helps = retry_helps
+
+    def __str__(self) -> str:
+        return f"{self.fact} ({self.hint})" if self.hint else self.fact
+
+
+class ConfigError(OpentabError):
+    exit_code = 2
+
+
+class InputError(OpentabError):
+    exit_code = 2
+
+
+class MachineError(OpentabError):
+    exit_code = 3
+
+
+class LogError(OpentabError):
+    pass
+
+
+class SegmentDamaged(LogError):
+    pass
+
+
+class LedgerError(OpentabError):
+    pass
+
+
+class SchemaMismatch(LedgerError):
+    pass
+
+
+class HomeMismatch(LedgerError):
+    exit_code = 2
+
+
+class JournalGap(LedgerError):
+    pass
+
+
+class Fenced(LedgerError):
+    exit_code = 4
+
+
+class HomeLocked(OpentabError):
+    exit_code = 4
+
+
+class DiskFull(OpentabError):
+    exit_code = 5
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"no space left on the disk of {where}",
+            hint="free some space and start again: nothing is lost",
+            retry_helps=True,
+        )
+
+
+class LedgerBug(AssertionError):
+    """One of our own invariants is broken: stop before a wrong number is written."""
+
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def means_disk_full(error: BaseException) -> bool:
+    """True if `error`, or what caused it, says that a disk is full."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DiskFull) or (
+            isinstance(seen, OSError) and seen.errno in DISK_FULL_ERRNOS
+        ):
+            return True
+        text = str(seen)
+        if "No space left on device" in text or "Disk quota exceeded" in text:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

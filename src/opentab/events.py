@@ -1,0 +1,44 @@
+"""The vocabulary of the wire: what an event may say, and why an input cannot be billed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+
+import msgspec
+
+CUSTOMER_BYTES_MAX = 256
+NESTING_MAX = 100  # deeper JSON is not read (RFC 8259, section 9)
+
+
+class Reason(StrEnum):
+    """Why an input was rejected, in order of precedence: the first that applies is the reason."""
+
+    NOT_JSON = "not_json"
+    MISSING_FIELD = "missing_field"
+    WRONG_TYPE = "wrong_type"
+    BAD_TIME = "bad_time"
+    TIME_IN_FUTURE = "time_in_future"
+    BAD_AMOUNT = "bad_amount"
+    AMOUNT_OUT_OF_RANGE = "amount_out_of_range"
+    AMOUNT_PRECISION = "amount_precision"
+    CURRENCY_MISMATCH = "currency_mismatch"
+    UNKNOWN_TYPE = "unknown_type"
+    BAD_CUSTOMER = "bad_customer"
+    CONFLICTING_DUPLICATE = "conflicting_duplicate"
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What decides whether, when and where an event counts. Recorded with every batch."""
+
+    currency: str
+    zone: str
+    types: tuple[str, ...]
+    future_skew_us: int
+    out_of_orderness_us: int
+    allowed_lateness_us: int
+    idle_after_us: int
+
+    @property
+    def future_skew(self) -> timedelta:
+        return timedelta(microseconds=self.future_skew_us)

@@ -1,0 +1,239 @@
+"""The embedded log: a directory to which any number of processes append.
+
+    log/incoming/default-000000000017.seg     written, not yet in the journal
+    log/archive/default/000000/000000016.seg  in the journal; kept for the audit
+    log/aside/…                               being written
+    log/default.lock                          held while a number is given out
+
+Segments of a partition are numbered 1, 2, 3 … without gaps, so a position in the log is one number
+a partition. Numbers are given out under a lock; nothing is ever listed but what is incoming, so
+the cost of an append does not grow with the segments ever written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from opentab.errors import DiskFull, InputError, LogError, means_disk_full
+from opentab.log.segment import SegmentHeader, encode_header, read_header
+from opentab.periods import to_us
+
+SEGMENT_BYTES_MAX = 8 * 1024 * 1024
+SEGMENT_LINES_MAX = 65_536
+ARCHIVE_BUCKET = 1000
+PARTITION_DEFAULT = "default"
+PARTITION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
+NAME_PATTERN = re.compile(r"(?P<partition>[A-Za-z0-9][A-Za-z0-9_.]{0,63})-(?P<number>\d{12})\.seg")
+
+Clock = Callable[[], datetime]
+
+
+def wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class DirectoryLog:
+    """The log in one directory: where its segments are, which are new, how they are archived."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.incoming = path / "incoming"
+        self.archive = path / "archive"
+        self.aside = path / "aside"
+
+    def create(self) -> None:
+        """Make the log's directories where they are missing."""
+        for directory in (self.incoming, self.archive, self.aside):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def incoming_path(self, partition: str, number: int) -> Path:
+        return self.incoming / f"{partition}-{number:012d}.seg"
+
+    def archive_path(self, partition: str, number: int) -> Path:
+        bucket = number // ARCHIVE_BUCKET
+        return self.archive / partition / f"{bucket:06d}" / f"{number:09d}.seg"
+
+    def find(self, partition: str, number: int) -> Path | None:
+        """Where the segment lies now, or None if it was never written."""
+        for path in (self.incoming_path(partition, number), self.archive_path(partition, number)):
+            if path.exists():
+                return path
+        return None
+
+    def pending(self) -> dict[str, list[int]]:
+        """The numbers of the incoming segments by partition, in order."""
+        found: dict[str, list[int]] = {}
+        try:
+            with os.scandir(self.incoming) as entries:
+                for entry in entries:
+                    match = NAME_PATTERN.fullmatch(entry.name)
+                    if match:
+                        found.setdefault(match["partition"], []).append(int(match["number"]))
+        except FileNotFoundError:
+            return {}
+        return {partition: sorted(numbers) for partition, numbers in sorted(found.items())}
+
+    def unread(self, positions: dict[str, int]) -> dict[str, list[int]]:
+        """The incoming segments that lie behind `positions`, by partition."""
+        waiting = {
+            partition: [n for n in numbers if n > positions.get(partition, 0)]
+            for partition, numbers in self.pending().items()
+        }
+        return {partition: numbers for partition, numbers in waiting.items() if numbers}
+
+    def has_next(self, partition: str, number: int) -> bool:
+        """Whether the segment after `number` is there.
+
+        It is asked under the partition's lock: where the answer is no, that segment's arrival
+        time will be later than this moment.
+        """
+        with self.lock(partition):
+            return self.find(partition, number + 1) is not None
+
+    def header(self, partition: str, number: int) -> SegmentHeader:
+        path = self.find(partition, number)
+        if path is None:
+            raise LogError(
+                f"segment {number} of log partition {partition!r} is gone from {self.path}",
+                hint="restore the log directory from a backup",
+            )
+        return read_header(path)
+
+    def restamp(self) -> None:
+        """Give every incoming file the time that its header names: copying a home loses it."""
+        for partition, numbers in self.pending().items():
+            for number in numbers:
+                path = self.incoming_path(partition, number)
+                arrived_ns = read_header(path).arrived_us * 1000
+                if path.stat().st_mtime_ns != arrived_ns:
+                    os.utime(path, ns=(arrived_ns, arrived_ns))
+
+    def restore(self, positions: dict[str, int]) -> int:
+        """Bring back archived segments that lie behind `positions`: a ledger restored to an earlier
+        batch reads on from there. Returns how many came back."""
+        count = 0
+        if not self.archive.is_dir():
+            return 0
+        for directory in sorted(self.archive.iterdir()):
+            number = positions.get(directory.name, 0) + 1
+            while (path := self.archive_path(directory.name, number)).exists():
+                path.rename(self.incoming_path(directory.name, number))
+                number += 1
+                count += 1
+        return count
+
+    def archive_upto(self, positions: dict[str, int]) -> int:
+        """Move the segments that the journal holds out of the way. Returns how many.
+
+        The newest segment of a partition stays, so that its number is never given out twice.
+        They go in order, so a crash leaves no gap among the incoming ones.
+        """
+        moved = 0
+        for partition, numbers in self.pending().items():
+            done = [n for n in numbers[:-1] if n <= positions.get(partition, 0)]
+            for number in done:
+                target = self.archive_path(partition, number)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.incoming_path(partition, number).rename(target)
+            moved += len(done)
+        return moved
+
+    @contextmanager
+    def lock(self, partition: str) -> Iterator[None]:
+        """Hold the partition's lock; the kernel lets go of it if we die."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / f"{partition}.lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+class Producer:
+    """Appends to one partition of a log. When `append` returns, the lines are on the disk."""
+
+    def __init__(
+        self, log: DirectoryLog, partition: str = PARTITION_DEFAULT, *, clock: Clock = wall_clock
+    ) -> None:
+        if not PARTITION_PATTERN.fullmatch(partition):
+            raise InputError(
+                f"{partition!r} cannot name a log partition",
+                hint="use up to 64 letters, digits, _ and . and begin with a letter or digit",
+            )
+        self.log = log
+        self.partition = partition
+        self._clock = clock
+        self._last = 0
+        self._last_arrived_us = 0
+        try:
+            log.create()
+        except OSError as error:
+            raise LogError(f"the log {log.path} cannot be made: {error.strerror}") from error
+
+    def append(self, body: bytes) -> int:
+        """Write whole lines as one segment and return its number once it is durable."""
+        if not body.endswith(b"\n"):
+            body += b"\n"
+        aside = self.log.aside / f"{secrets.token_hex(8)}.tmp"
+        try:
+            with self.log.lock(self.partition):
+                return self._append_locked(body, aside)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            if means_disk_full(error):
+                raise DiskFull(str(self.log.path)) from error
+            raise LogError(f"the log {self.log.path} cannot be written: {error.strerror}") from error
+
+    def _append_locked(self, body: bytes, aside: Path) -> int:
+        number = self._next_number()
+        # Within a partition arrival only goes forward, whatever the machine's clock does, and by
+        # at least a millisecond: Spark's file source orders files by their time in milliseconds.
+        arrived_us = max(to_us(self._clock()), self._last_arrived_us + 1000)
+        with aside.open("wb") as file:
+            file.write(encode_header(self.partition, number, arrived_us, body))
+            file.write(body)
+            file.flush()
+            os.utime(file.fileno(), ns=(arrived_us * 1000, arrived_us * 1000))
+            os.fsync(file.fileno())
+        aside.rename(self.log.incoming_path(self.partition, number))
+        sync_directory(self.log.incoming)
+        self._last, self._last_arrived_us = number, arrived_us
+        return number
+
+    def _next_number(self) -> int:
+        """The number to give out next; call it under the lock.
+
+        Archiving goes in order and leaves the newest, so where our last segment is still incoming
+        and the one after it is not, nobody has written since.
+        """
+        if (
+            self._last > 0
+            and self.log.incoming_path(self.partition, self._last).exists()
+            and not self.log.incoming_path(self.partition, self._last + 1).exists()
+        ):
+            return self._last + 1
+        numbers = self.log.pending().get(self.partition)
+        if not numbers:
+            if (self.log.archive / self.partition).exists():
+                raise LogError(
+                    f"the newest segment of log partition {self.partition!r} is gone from {self.log.incoming}",
+                    hint="restore it, or ingest into another --partition",
+                )
+            return 1
+        self._last = numbers[-1]
+        self._last_arrived_us = self.log.header(self.partition, self._last).arrived_us
+        return self._last + 1
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,44 @@
+"""Money is an integer of millionths of the currency unit: `micros`. No float ever holds it."""
+
+from __future__ import annotations
+
+MICROS_PER_UNIT = 1_000_000
+AMOUNT_DIGITS_MAX = 9  # an amount stays below 1,000,000,000 either way
+AMOUNT_MICROS_MAX = 10**AMOUNT_DIGITS_MAX * MICROS_PER_UNIT - 1
+
+# Decimals of the minor unit (ISO 4217); every currency that is not named has two.
+MINOR_DIGITS = {
+    **dict.fromkeys(
+        "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF".split(), 0
+    ),
+    **dict.fromkeys("BHD IQD JOD KWD LYD OMR TND".split(), 3),
+}
+
+
+def format_micros(micros: int) -> str:
+    """Write micros with all six decimals: 12340000 becomes "12.340000"."""
+    units, rest = divmod(abs(micros), MICROS_PER_UNIT)
+    return f"{'-' if micros < 0 else ''}{units}.{rest:06d}"
+
+
+def minor_digits(currency: str) -> int:
+    """How many decimals the currency's minor unit has: EUR 2, JPY 0."""
+    return MINOR_DIGITS.get(currency, 2)
+
+
+def round_to_minor(micros: int, currency: str) -> int:
+    """Round micros to the minor unit, half even. An invoice's total passes here once."""
+    step = 10 ** (6 - minor_digits(currency))
+    below, rest = divmod(micros, step)
+    if rest * 2 > step or (rest * 2 == step and below % 2 == 1):
+        return below + 1
+    return below
+
+
+def format_minor(minor: int, currency: str) -> str:
+    """Write an amount in minor units: 1234 becomes "12.34" in EUR."""
+    digits = minor_digits(currency)
+    if digits == 0:
+        return str(minor)
+    units, rest = divmod(abs(minor), 10**digits)
+    return f"{'-' if minor < 0 else ''}{units}.{rest:0{digits}d}"

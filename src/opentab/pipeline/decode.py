@@ -1,0 +1,426 @@
+"""Many input lines at once: decoded, checked and valued in columns.
+
+The fast path accepts a line only where it is certain; every other line goes to exact.judge. So bad
+rows cost their own time and not their neighbours', and both paths agree on every input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Rules
+from opentab.money import AMOUNT_DIGITS_MAX
+from opentab.periods import DAY_MAX, DAY_MIN, DAY_US, SECOND_US, Calendar, Int64s
+from opentab.pipeline.exact import Event, Refusal, is_blank, judge
+
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+
+AMOUNT_TEXT_MAX = 20  # an amount of 9 digits, sign, point, 6 decimals and quotes fits
+TIME_TEXT_MAX = 32  # RFC 3339 with 6 decimals and an offset
+# Four keys and two texts are there in every plain event that the fast path takes.
+QUOTES_BASE = 2 * 4 + 2 * 2
+
+
+class _Plain(msgspec.Struct):
+    time: str | int
+    customer: str
+    type: str
+    amount: msgspec.Raw
+    id: str | None = None
+    currency: str | None = None
+
+
+class _Data(msgspec.Struct):
+    type: str
+    amount: msgspec.Raw
+    currency: str | None = None
+
+
+class _Envelope(msgspec.Struct):
+    specversion: str
+    time: str | int
+    subject: str
+    data: _Data
+    id: str | None = None
+
+
+_decode_plain = msgspec.json.Decoder(_Plain).decode
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The events among some lines, as columns, and the rejections, by line."""
+
+    at_us: Int64s
+    day: Int64s
+    customer: pa.Array  # string
+    type: pa.Array  # string
+    amount_micros: Int64s
+    refusals: list[tuple[int, Refusal]]  # index of the line, why
+
+
+def decode(lines: Sequence[bytes], *, arrived_us: int, rules: Rules, calendar: Calendar) -> Decoded:
+    """Decide what each line is: the same verdict and values as exact.judge, many at a time."""
+    parsed = _parse(lines)
+    columns, sure, amount_is_text = _columns(parsed.rows, arrived_us, rules, calendar)
+    sure &= _keys_are_unique(lines, parsed, amount_is_text)
+    doubtful = parsed.doubtful
+    if not sure.all():
+        doubtful = sorted(doubtful + parsed.at[~sure].tolist())
+    events, refusals = _judge_each(lines, doubtful, arrived_us, rules, calendar)
+    return _joined(columns, sure, events, refusals)
+
+
+def decode_exactly(
+    lines: Sequence[bytes], *, arrived_us: int, rules: Rules, calendar: Calendar
+) -> Decoded:
+    """The reference: every line through exact.judge. Tests compare `decode` with it."""
+    events, refusals = _judge_each(lines, range(len(lines)), arrived_us, rules, calendar)
+    nothing = _Columns(*(np.empty(0, np.int64) for _ in range(3)), _strings([]), _strings([]))
+    return _joined(nothing, np.empty(0, np.bool_), events, refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """Lines that fit one of the two forms, the index of each, and those that need a closer look."""
+
+    rows: list[_Plain]
+    at: Int64s
+    enveloped: set[int]  # which rows came in a CloudEvents envelope
+    doubtful: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    at_us: Int64s
+    day: Int64s
+    amount_micros: Int64s
+    customer: pa.Array
+    type: pa.Array
+
+
+def _judge_each(
+    lines: Sequence[bytes],
+    indexes: Sequence[int],
+    arrived_us: int,
+    rules: Rules,
+    calendar: Calendar,
+) -> tuple[list[Event], list[tuple[int, Refusal]]]:
+    events: list[Event] = []
+    refusals: list[tuple[int, Refusal]] = []
+    for index in indexes:
+        if is_blank(lines[index]):
+            continue
+        verdict = judge(lines[index], arrived_us=arrived_us, rules=rules, calendar=calendar)
+        if isinstance(verdict, Event):
+            events.append(verdict)
+        else:
+            refusals.append((index, verdict))
+    return events, refusals
+
+
+def _parse(lines: Sequence[bytes]) -> _Parsed:
+    rows: list[_Plain] = []
+    enveloped: set[int] = set()
+    doubtful: list[int] = []
+    add = rows.append
+    for index, line in enumerate(lines):
+        try:
+            add(_decode_plain(line))
+        except _UNREADABLE:
+            row = _unwrapped(line) if b'"specversion"' in line else None
+            if row is None:
+                doubtful.append(index)
+            else:
+                enveloped.add(len(rows))
+                add(row)
+    at = np.arange(len(lines))
+    return _Parsed(rows, np.delete(at, doubtful) if doubtful else at, enveloped, doubtful)
+
+
+def _unwrapped(line: bytes) -> _Plain | None:
+    """The plain form of a CloudEvents envelope, where it is certainly one."""
+    try:
+        envelope = _decode_envelope(line)
+    except _UNREADABLE:
+        return None
+    if envelope.specversion != "1.0":
+        return None
+    data = envelope.data
+    return _Plain(envelope.time, envelope.subject, data.type, data.amount, envelope.id, data.currency)
+
+
+def _keys_are_unique(lines: Sequence[bytes], parsed: _Parsed, amount_is_text: Bools) -> Bools:
+    """Which rows certainly have no key twice, and no key that would change their meaning.
+
+    Every key costs two quotes and every text two. A line that has just the quotes its known fields
+    need can hold no other key. For the rest, the same count is made over all that the line holds.
+    """
+    quotes = np.fromiter((line.count(b'"') for line in lines), np.int64, len(lines))[parsed.at]
+    needed = np.fromiter(
+        (
+            QUOTES_BASE
+            + (2 if type(row.time) is str else 0)
+            + (0 if row.id is None else 4)
+            + (0 if row.currency is None else 4)
+            for row in parsed.rows
+        ),
+        np.int64,
+        len(parsed.rows),
+    )
+    unique: Bools = quotes == needed + 2 * amount_is_text
+    if parsed.enveloped:
+        unique[list(parsed.enveloped)] = False
+    for i in np.flatnonzero(~unique):
+        line = lines[parsed.at[i]]
+        unique[i] = _accounts_for(line, int(quotes[i]), enveloped=int(i) in parsed.enveloped)
+    return unique
+
+
+def _accounts_for(line: bytes, quotes: int, *, enveloped: bool) -> bool:
+    """Whether one reading of the line, with every key once, needs all of its quotes."""
+    try:
+        value = _decode_any(line)
+    except _UNREADABLE:
+        return False
+    return ("specversion" in value) == enveloped and _quotes(value, 1) == quotes
+
+
+def _quotes(value: Any, depth: int) -> int:
+    if type(value) is str:
+        return 2
+    if type(value) is dict:
+        inside = sum(_quotes(item, depth + 1) for item in value.values())
+        return 2 * len(value) + inside if depth <= NESTING_MAX else _NEVER
+    if type(value) is list:
+        return sum(_quotes(item, depth + 1) for item in value) if depth <= NESTING_MAX else _NEVER
+    return 0
+
+
+def _columns(
+    rows: list[_Plain], arrived_us: int, rules: Rules, calendar: Calendar
+) -> tuple[_Columns, Bools, Bools]:
+    """The rows' values, which of the rows are certainly right, and which amounts are texts."""
+    at_us, time_ok = _instants([row.time for row in rows])
+    day = calendar.days_of(at_us)
+    time_ok &= (day >= DAY_MIN) & (day <= DAY_MAX)
+    time_ok &= at_us <= arrived_us + rules.future_skew_us
+    amount_micros, amount_ok, amount_is_text = _amounts([row.amount for row in rows])
+    customer, customer_ok = _customers([row.customer for row in rows])
+    kind = _strings([row.type for row in rows])
+    kind_ok = _to_bools(pc.is_in(kind, value_set=_strings(list(rules.types))))
+    currency_ok = np.fromiter(
+        (row.currency is None or row.currency == rules.currency for row in rows), np.bool_, len(rows)
+    )
+    sure = time_ok & amount_ok & customer_ok & kind_ok & currency_ok
+    return _Columns(at_us, day, amount_micros, customer, kind), sure, amount_is_text
+
+
+def _instants(times: list[str | int]) -> tuple[Int64s, Bools]:
+    """RFC 3339 texts and whole milliseconds as instants, and which of them are certain."""
+    count = len(times)
+    is_text = np.fromiter((type(time) is str for time in times), np.bool_, count)
+    if is_text.all():
+        return _rfc3339(_strings(times))
+    at_us = np.zeros(count, np.int64)
+    sure = np.zeros(count, np.bool_)
+    texts = np.flatnonzero(is_text)
+    at_us[texts], sure[texts] = _rfc3339(_strings([times[i] for i in texts]))
+    for i in np.flatnonzero(~is_text):
+        milliseconds = times[i]
+        if isinstance(milliseconds, int) and abs(milliseconds) < _MILLISECONDS_MAX:
+            at_us[i], sure[i] = milliseconds * 1000, True
+    return at_us, sure
+
+
+def _rfc3339(texts: pa.Array) -> tuple[Int64s, Bools]:
+    """The common shapes of RFC 3339; lower case, leap seconds and the like are left to exact."""
+    text, size = _matrix(texts, TIME_TEXT_MAX)
+    count = len(size)
+    sure = (size >= 20) & (size <= TIME_TEXT_MAX)
+    for column, mark in ((4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")):
+        sure &= text[:, column] == ord(mark)
+
+    def number(*columns: int) -> Int64s:
+        nonlocal sure
+        value = np.zeros(count, np.int64)
+        for column in columns:
+            digit = text[:, column] - np.uint8(48)
+            sure &= digit < 10
+            value = value * 10 + digit
+        return value
+
+    year, month, day = number(0, 1, 2, 3), number(5, 6), number(8, 9)
+    hour, minute, second = number(11, 12), number(14, 15), number(17, 18)
+    sure &= (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    sure &= day <= _MONTH_DAYS[np.clip(month, 0, 12)] + ((month == 2) & leap)
+    sure &= (hour <= 23) & (minute <= 59) & (second <= 59)
+    at_us = _days_from_civil(year, month, day) * DAY_US
+    at_us += ((hour * 60 + minute) * 60 + second) * SECOND_US
+
+    # The fraction, then what stands behind it, column by column.
+    end = np.full(count, 19)
+    inside = text[:, 19] == ord(".")
+    end += inside
+    scale = 100_000
+    for column in range(20, 26):
+        digit = text[:, column] - np.uint8(48)
+        inside &= digit < 10
+        at_us += np.where(inside, digit.astype(np.int64) * scale, 0)
+        end += inside
+        scale //= 10
+    sure &= end != 20  # a point needs a digit behind it
+    rows = np.arange(count)
+    mark = text[rows, end]
+    zulu = (mark == ord("Z")) & (size == end + 1)
+    if not zulu.all():
+        at_us -= _offset_us(text, rows, size, end, mark, zulu)
+        sure &= zulu | _offset_is_sure(text, rows, size, end, mark)
+    return at_us, sure
+
+
+def _offset_digits(text: Bytes, rows: Int64s, end: Int64s) -> list[Int64s]:
+    last = text.shape[1] - 1
+    return [text[rows, np.minimum(end + k, last)].astype(np.int64) - 48 for k in (1, 2, 4, 5)]
+
+
+def _offset_us(
+    text: Bytes, rows: Int64s, size: Int64s, end: Int64s, mark: Bytes, zulu: Bools
+) -> Int64s:
+    a, b, c, d = _offset_digits(text, rows, end)
+    offset = ((a * 10 + b) * 60 + c * 10 + d) * 60 * SECOND_US
+    return np.where(zulu, 0, np.where(mark == ord("-"), -offset, offset))
+
+
+def _offset_is_sure(text: Bytes, rows: Int64s, size: Int64s, end: Int64s, mark: Bytes) -> Bools:
+    digits = _offset_digits(text, rows, end)
+    a, b, c, _ = digits
+    sure = (size == end + 6) & ((mark == ord("+")) | (mark == ord("-")))
+    sure &= text[rows, np.minimum(end + 3, text.shape[1] - 1)] == ord(":")
+    for digit in digits:
+        sure &= (digit >= 0) & (digit <= 9)
+    return sure & (a * 10 + b <= 23) & (c <= 5)
+
+
+def _days_from_civil(year: Int64s, month: Int64s, day: Int64s) -> Int64s:
+    """Days since 1970-01-01 in the Gregorian calendar, counting years from March."""
+    year = year - (month <= 2)
+    era = year // 400
+    year_of_era = year - era * 400
+    day_of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+def _amounts(raws: list[msgspec.Raw]) -> tuple[Int64s, Bools, Bools]:
+    """The texts of the amounts as micros, which are certain, and which stood in quotes."""
+    text, size = _matrix(_binaries(raws), AMOUNT_TEXT_MAX)
+    count = len(size)
+    sure = size <= AMOUNT_TEXT_MAX
+    is_text = text[:, 0] == ord('"')
+    size = size - is_text  # the closing quote
+    first = is_text.astype(np.int64)
+    sign = text[np.arange(count), first]
+    negative = sign == ord("-")
+    first += negative | (sign == ord("+"))
+
+    micros = np.zeros(count, np.int64)
+    digits = np.zeros(count, np.int64)
+    decimals = np.zeros(count, np.int64)
+    points = np.zeros(count, np.int64)
+    for column in range(int(size.max(initial=0)) if count else 0):
+        if column >= AMOUNT_TEXT_MAX:
+            break
+        inside = (column >= first) & (column < size)
+        digit = text[:, column] - np.uint8(48)
+        is_digit = inside & (digit < 10)
+        is_point = inside & (text[:, column] == ord(".")) & (digits > 0)
+        sure &= ~inside | is_digit | is_point
+        micros = np.where(is_digit, micros * 10 + digit, micros)
+        digits += is_digit
+        decimals += is_digit & (points > 0)
+        points += is_point
+    sure &= (points == 0) | ((points == 1) & (decimals > 0))
+    sure &= (digits > 0) & (decimals <= 6) & (digits - decimals <= AMOUNT_DIGITS_MAX)
+    micros *= _POWERS[np.clip(6 - decimals, 0, 6)]
+    return np.where(negative, -micros, micros), sure, is_text
+
+
+def _customers(customers: list[str]) -> tuple[pa.Array, Bools]:
+    names = _strings(customers)
+    size = _to_numpy(pc.binary_length(names))
+    sure = (size >= 1) & (size <= CUSTOMER_BYTES_MAX)
+    data = np.frombuffer(names.buffers()[2] or b"", np.uint8)
+    # 0xC2 leads U+0080 to U+009F, control characters too, among others.
+    if ((data < 32) | (data == 127) | (data == 0xC2)).any():
+        sure &= ~_to_bools(pc.match_substring_regex(names, r"[\x00-\x1f\x7f-\x{9f}]"))
+    short = np.flatnonzero(size <= 2)
+    for i in short:
+        sure[i] &= customers[i] not in (".", "..")
+    return names, sure
+
+
+def _joined(
+    columns: _Columns, sure: Bools, slow: list[Event], refusals: list[tuple[int, Refusal]]
+) -> Decoded:
+    at_us, day, micros = columns.at_us, columns.day, columns.amount_micros
+    customer, kind = columns.customer, columns.type
+    if not sure.all():
+        keep = pa.array(sure)
+        at_us, day, micros = at_us[sure], day[sure], micros[sure]
+        customer, kind = customer.filter(keep), kind.filter(keep)
+    if slow:
+        at_us = np.append(at_us, [event.at_us for event in slow])
+        day = np.append(day, [event.day for event in slow])
+        micros = np.append(micros, [event.amount_micros for event in slow])
+        customer = pa.concat_arrays([customer, _strings([event.customer for event in slow])])
+        kind = pa.concat_arrays([kind, _strings([event.type for event in slow])])
+    return Decoded(at_us, day, customer, kind, micros, refusals)
+
+
+def _matrix(texts: pa.Array, width: int) -> tuple[Bytes, Int64s]:
+    """The texts as rows of bytes, cut or filled up to `width`, and how long each one is."""
+    count = len(texts)
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[: count + 1].astype(np.int64)
+    size = np.diff(offsets)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+    padded = np.concatenate([data, np.zeros(width, np.uint8)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    text = windows[offsets[:-1]]
+    text[np.arange(width)[None, :] >= size[:, None]] = 0
+    return text, size
+
+
+def _binaries(raws: list[msgspec.Raw]) -> pa.Array:
+    return pa.array([bytes(raw) for raw in raws], pa.binary())
+
+
+def _strings(texts: Sequence[Any]) -> pa.Array:
+    return pa.array(texts, pa.string())
+
+
+def _to_numpy(array: pa.Array) -> Int64s:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _to_bools(array: pa.Array) -> Bools:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NEVER = -(2**60)  # no count of quotes comes near it
+_MILLISECONDS_MAX = 10**15
+_MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+_POWERS = 10 ** np.arange(7)

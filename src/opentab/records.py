@@ -1,0 +1,100 @@
+"""What the journal holds, declared once: Arrow schemas for rows, frozen records for facts."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from opentab.events import Rules
+
+SCHEMA_VERSION = 1
+INSTANT = pa.timestamp("us", tz="UTC")
+
+# What one batch adds to one (day, customer, type). Rows of a batch need not be unique: readers add.
+ENTRY = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("day", pa.date32()),
+        pa.field("customer", pa.string()),
+        pa.field("type", pa.string()),
+        pa.field("amount_micros", pa.int64()),
+        pa.field("event_count", pa.int64()),
+        pa.field("first_at", INSTANT),
+        pa.field("last_at", INSTANT),
+    ]
+)
+
+# An input that cannot be billed, as it came.
+REJECTION = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("place", pa.string()),
+        pa.field("raw", pa.binary()),
+        pa.field("detail", pa.string()),
+        pa.field("arrived_at", INSTANT),
+    ]
+)
+
+# One row a batch; `record` is the whole BatchRecord, the other columns repeat what SQL asks for.
+BATCH = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("watermark_at", INSTANT),
+        pa.field("committed_at", INSTANT),
+        pa.field("event_count", pa.int64()),
+        pa.field("rejection_count", pa.int64()),
+        pa.field("amount_micros", pa.int64()),
+        pa.field("record", pa.string()),
+    ]
+)
+
+# The running total of a (day, customer, type) at a batch. `period` is the one it is billed in: where
+# it is not the day's own, the row is an adjustment.
+BALANCE = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("period", pa.string()),
+        pa.field("day", pa.date32()),
+        pa.field("customer", pa.string()),
+        pa.field("type", pa.string()),
+        pa.field("amount_micros", pa.int64()),
+        pa.field("event_count", pa.int64()),
+        pa.field("last_at", INSTANT),
+    ]
+)
+
+KINDS = {"entry": ENTRY, "rejection": REJECTION, "batch": BATCH}
+
+
+class PartitionState(msgspec.Struct, frozen=True):
+    """What the journal knows of one partition of the log after a batch."""
+
+    segment: int  # the last one read
+    latest_us: int | None  # the latest event time that counted; None: no events yet
+    arrived_us: int  # when the last segment arrived
+    idle: bool  # silent for long and read to its end: it holds no other partition back
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """One batch: where it came from, what it added, and the watermark after it."""
+
+    batch: int
+    run: str  # the run of the pipeline that made it; names its files
+    started_us: int
+    committed_us: int
+    partitions: dict[str, PartitionState]
+    taken: dict[str, tuple[int, int]]  # partition: first and last segment of this batch
+    watermark_us: int | None
+    newest_us: int | None  # the newest event time so far; its period is the current one
+    event_count: int
+    amount_micros: int
+    entry_rows: int
+    rejections: dict[str, int]  # by reason
+    input_bytes: int
+    rules: Rules
+    steps_ms: dict[str, float] = {}
+
+    @property
+    def rejection_count(self) -> int:
+        return sum(self.rejections.values())
