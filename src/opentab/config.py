@@ -159,7 +159,7 @@ SETTINGS = [
     Setting("server", "workers", "1", _count, "HTTP processes"),
 ]  # fmt: skip
 SECTIONS = ("billing", "log", "pipeline", "ledger", "server", "spark")
-SPARK_MASTER_DEFAULT = "local[*]"
+SPARK_MASTER_DEFAULT = "local[*,4]"
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,9 @@ class Home:
         return {name: str(self[f"billing.{name}"]) for name in ("currency", "zone", "period")}
 
     def _local(self, name: str) -> Path:
-        uri = self[name]
+        uri = str(self[name])
         if "://" in uri and not uri.startswith("file://"):
-            raise ConfigError(
-                f"{name} = {uri!r} is not supported", hint="use a directory on this machine"
-            )
+            raise ConfigError(f"{name} = {uri!r} is not supported", hint="use a directory on this machine")
         return (self.path / uri.removeprefix("file://")).resolve()
 
 
@@ -254,7 +252,9 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
                 names = [s.key for s in SETTINGS if s.section == section]
                 raise ConfigError(f"{section}.{key} is no setting", hint=_nearest(key, names))
     values = {
-        setting.name: setting.check(setting, document.get(setting.section, {}).get(setting.key, _default(setting)))
+        setting.name: setting.check(
+            setting, document.get(setting.section, {}).get(setting.key, _default(setting))
+        )
         for setting in SETTINGS
     }
     spark = {"spark.master": SPARK_MASTER_DEFAULT} | _flatten(document.get("spark", {}))
@@ -271,7 +271,10 @@ def template() -> str:
                 comment = f"  # {setting.comment}" if setting.comment else ""
                 lines.append(f"# {setting.key} = {setting.default}{comment}")
         if section == "spark":
-            lines.append(f'# master = "{SPARK_MASTER_DEFAULT}"  # any other Spark setting may follow, without its "spark."')
+            lines.append(
+                f'# master = "{SPARK_MASTER_DEFAULT}"  # all cores, a task is tried up to 4 times; '
+                'any other Spark setting may follow, without its "spark."'
+            )
             lines.append('# driver.memory = "1g"')
         lines.append("")
     return "\n".join(lines)

@@ -104,9 +104,7 @@ def means_disk_full(error: BaseException) -> bool:
     """True if `error`, or what caused it, says that a disk is full."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, DiskFull) or (
-            isinstance(seen, OSError) and seen.errno in DISK_FULL_ERRNOS
-        ):
+        if isinstance(seen, DiskFull) or (isinstance(seen, OSError) and seen.errno in DISK_FULL_ERRNOS):
             return True
         text = str(seen)
         if "No space left on device" in text or "Disk quota exceeded" in text:

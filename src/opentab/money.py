@@ -8,9 +8,7 @@ AMOUNT_MICROS_MAX = 10**AMOUNT_DIGITS_MAX * MICROS_PER_UNIT - 1
 
 # Decimals of the minor unit (ISO 4217); every currency that is not named has two.
 MINOR_DIGITS = {
-    **dict.fromkeys(
-        "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF".split(), 0
-    ),
+    **dict.fromkeys("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF".split(), 0),
     **dict.fromkeys("BHD IQD JOD KWD LYD OMR TND".split(), 3),
 }
 
@@ -28,7 +26,7 @@ def minor_digits(currency: str) -> int:
 
 def round_to_minor(micros: int, currency: str) -> int:
     """Round micros to the minor unit, half even. An invoice's total passes here once."""
-    step = 10 ** (6 - minor_digits(currency))
+    step = int(10 ** (6 - minor_digits(currency)))
     below, rest = divmod(micros, step)
     if rest * 2 > step or (rest * 2 == step and below % 2 == 1):
         return below + 1

@@ -9,6 +9,8 @@ from opentab.events import Rules
 
 SCHEMA_VERSION = 1
 INSTANT = pa.timestamp("us", tz="UTC")
+# 10,000 events of the largest amount would overflow 64 bits: sums over many rows are wider.
+SUM = pa.decimal128(38, 0)
 
 # What one batch adds to one (day, customer, type). Rows of a batch need not be unique: readers add.
 ENTRY = pa.schema(
@@ -44,7 +46,7 @@ BATCH = pa.schema(
         pa.field("committed_at", INSTANT),
         pa.field("event_count", pa.int64()),
         pa.field("rejection_count", pa.int64()),
-        pa.field("amount_micros", pa.int64()),
+        pa.field("sum_micros", SUM),
         pa.field("record", pa.string()),
     ]
 )
@@ -58,7 +60,7 @@ BALANCE = pa.schema(
         pa.field("day", pa.date32()),
         pa.field("customer", pa.string()),
         pa.field("type", pa.string()),
-        pa.field("amount_micros", pa.int64()),
+        pa.field("sum_micros", SUM),
         pa.field("event_count", pa.int64()),
         pa.field("last_at", INSTANT),
     ]
@@ -88,12 +90,16 @@ class BatchRecord(msgspec.Struct, frozen=True):
     watermark_us: int | None
     newest_us: int | None  # the newest event time so far; its period is the current one
     event_count: int
-    amount_micros: int
+    sum_micros: str  # a decimal integer: JSON readers may not hold more than 64 bits
     entry_rows: int
     rejections: dict[str, int]  # by reason
     input_bytes: int
     rules: Rules
     steps_ms: dict[str, float] = {}
+
+    @property
+    def amount_micros(self) -> int:
+        return int(self.sum_micros)
 
     @property
     def rejection_count(self) -> int:

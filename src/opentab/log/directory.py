@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from opentab.disk import sync_directory
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.log.segment import SegmentHeader, encode_header, read_header
 from opentab.periods import to_us
@@ -88,14 +89,14 @@ class DirectoryLog:
         }
         return {partition: numbers for partition, numbers in waiting.items() if numbers}
 
-    def has_next(self, partition: str, number: int) -> bool:
-        """Whether the segment after `number` is there.
+    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
+        """Whether the segment after `number` is there and had arrived at `upto_us`.
 
-        It is asked under the partition's lock: where the answer is no, that segment's arrival
-        time will be later than this moment.
+        It is asked under the partition's lock: a segment that is not there now arrives later.
         """
         with self.lock(partition):
-            return self.find(partition, number + 1) is not None
+            path = self.find(partition, number + 1)
+            return path is not None and read_header(path).arrived_us <= upto_us
 
     def header(self, partition: str, number: int) -> SegmentHeader:
         path = self.find(partition, number)
@@ -221,19 +222,10 @@ class Producer:
         if not numbers:
             if (self.log.archive / self.partition).exists():
                 raise LogError(
-                    f"the newest segment of log partition {self.partition!r} is gone from {self.log.incoming}",
+                    f"the newest segment of log partition {self.partition!r} is gone from {self.log.path}",
                     hint="restore it, or ingest into another --partition",
                 )
             return 1
         self._last = numbers[-1]
         self._last_arrived_us = self.log.header(self.partition, self._last).arrived_us
         return self._last + 1
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -70,10 +70,13 @@ class Decoded:
     refusals: list[tuple[int, Refusal]]  # index of the line, why
 
 
-def decode(lines: Sequence[bytes], *, arrived_us: int, rules: Rules, calendar: Calendar) -> Decoded:
-    """Decide what each line is: the same verdict and values as exact.judge, many at a time."""
+def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar) -> Decoded:
+    """Decide what each line is: the same verdict and values as exact.judge, many at a time.
+
+    `arrived_us` holds the arrival time of each line.
+    """
     parsed = _parse(lines)
-    columns, sure, amount_is_text = _columns(parsed.rows, arrived_us, rules, calendar)
+    columns, sure, amount_is_text = _columns(parsed.rows, arrived_us[parsed.at], rules, calendar)
     sure &= _keys_are_unique(lines, parsed, amount_is_text)
     doubtful = parsed.doubtful
     if not sure.all():
@@ -83,11 +86,12 @@ def decode(lines: Sequence[bytes], *, arrived_us: int, rules: Rules, calendar: C
 
 
 def decode_exactly(
-    lines: Sequence[bytes], *, arrived_us: int, rules: Rules, calendar: Calendar
+    lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar
 ) -> Decoded:
     """The reference: every line through exact.judge. Tests compare `decode` with it."""
     events, refusals = _judge_each(lines, range(len(lines)), arrived_us, rules, calendar)
-    nothing = _Columns(*(np.empty(0, np.int64) for _ in range(3)), _strings([]), _strings([]))
+    none = np.empty(0, np.int64)
+    nothing = _Columns(none, none, none, _strings([]), _strings([]))
     return _joined(nothing, np.empty(0, np.bool_), events, refusals)
 
 
@@ -113,7 +117,7 @@ class _Columns:
 def _judge_each(
     lines: Sequence[bytes],
     indexes: Sequence[int],
-    arrived_us: int,
+    arrived_us: Int64s,
     rules: Rules,
     calendar: Calendar,
 ) -> tuple[list[Event], list[tuple[int, Refusal]]]:
@@ -122,7 +126,7 @@ def _judge_each(
     for index in indexes:
         if is_blank(lines[index]):
             continue
-        verdict = judge(lines[index], arrived_us=arrived_us, rules=rules, calendar=calendar)
+        verdict = judge(lines[index], arrived_us=int(arrived_us[index]), rules=rules, calendar=calendar)
         if isinstance(verdict, Event):
             events.append(verdict)
         else:
@@ -209,7 +213,7 @@ def _quotes(value: Any, depth: int) -> int:
 
 
 def _columns(
-    rows: list[_Plain], arrived_us: int, rules: Rules, calendar: Calendar
+    rows: list[_Plain], arrived_us: Int64s, rules: Rules, calendar: Calendar
 ) -> tuple[_Columns, Bools, Bools]:
     """The rows' values, which of the rows are certainly right, and which amounts are texts."""
     at_us, time_ok = _instants([row.time for row in rows])
@@ -282,36 +286,27 @@ def _rfc3339(texts: pa.Array) -> tuple[Int64s, Bools]:
         end += inside
         scale //= 10
     sure &= end != 20  # a point needs a digit behind it
-    rows = np.arange(count)
-    mark = text[rows, end]
-    zulu = (mark == ord("Z")) & (size == end + 1)
+    zulu = (text[np.arange(count), end] == ord("Z")) & (size == end + 1)
     if not zulu.all():
-        at_us -= _offset_us(text, rows, size, end, mark, zulu)
-        sure &= zulu | _offset_is_sure(text, rows, size, end, mark)
+        offset_us, offset_is_sure = _offsets(text, size, end)
+        at_us -= np.where(zulu, 0, offset_us)
+        sure &= zulu | offset_is_sure
     return at_us, sure
 
 
-def _offset_digits(text: Bytes, rows: Int64s, end: Int64s) -> list[Int64s]:
-    last = text.shape[1] - 1
-    return [text[rows, np.minimum(end + k, last)].astype(np.int64) - 48 for k in (1, 2, 4, 5)]
-
-
-def _offset_us(
-    text: Bytes, rows: Int64s, size: Int64s, end: Int64s, mark: Bytes, zulu: Bools
-) -> Int64s:
-    a, b, c, d = _offset_digits(text, rows, end)
-    offset = ((a * 10 + b) * 60 + c * 10 + d) * 60 * SECOND_US
-    return np.where(zulu, 0, np.where(mark == ord("-"), -offset, offset))
-
-
-def _offset_is_sure(text: Bytes, rows: Int64s, size: Int64s, end: Int64s, mark: Bytes) -> Bools:
-    digits = _offset_digits(text, rows, end)
-    a, b, c, _ = digits
-    sure = (size == end + 6) & ((mark == ord("+")) | (mark == ord("-")))
-    sure &= text[rows, np.minimum(end + 3, text.shape[1] - 1)] == ord(":")
+def _offsets(text: Bytes, size: Int64s, end: Int64s) -> tuple[Int64s, Bools]:
+    """The offset from UTC that stands at `end`, in microseconds, and which of them are certain."""
+    rows = np.arange(len(size))
+    marks = [text[rows, np.minimum(end + k, text.shape[1] - 1)] for k in range(6)]
+    digits = [marks[k].astype(np.int64) - 48 for k in (1, 2, 4, 5)]
+    sure: Bools = (size == end + 6) & ((marks[0] == ord("+")) | (marks[0] == ord("-")))
+    sure &= marks[3] == ord(":")
     for digit in digits:
         sure &= (digit >= 0) & (digit <= 9)
-    return sure & (a * 10 + b <= 23) & (c <= 5)
+    hours, minutes = digits[0] * 10 + digits[1], digits[2] * 10 + digits[3]
+    sure &= (hours <= 23) & (minutes <= 59)
+    offset_us = (hours * 60 + minutes) * 60 * SECOND_US
+    return np.where(marks[0] == ord("-"), -offset_us, offset_us), sure
 
 
 def _days_from_civil(year: Int64s, month: Int64s, day: Int64s) -> Int64s:
@@ -321,7 +316,8 @@ def _days_from_civil(year: Int64s, month: Int64s, day: Int64s) -> Int64s:
     year_of_era = year - era * 400
     day_of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
     day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
-    return era * 146_097 + day_of_era - 719_468
+    days: Int64s = era * 146_097 + day_of_era - 719_468
+    return days
 
 
 def _amounts(raws: list[msgspec.Raw]) -> tuple[Int64s, Bools, Bools]:

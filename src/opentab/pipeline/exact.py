@@ -70,9 +70,7 @@ def judge(line: bytes, *, arrived_us: int, rules: Rules, calendar: Calendar) -> 
         at_us, day = _instant(fields["time"], arrived_us, rules, calendar)
         amount_micros = _micros(fields["amount"])
         if fields["currency"] not in (None, rules.currency):
-            raise _Refused(
-                Reason.CURRENCY_MISMATCH, f"{fields['currency']!r} is not {rules.currency!r}"
-            )
+            raise _Refused(Reason.CURRENCY_MISMATCH, f"{fields['currency']!r} is not {rules.currency!r}")
         if fields["type"] not in rules.types:
             raise _Refused(Reason.UNKNOWN_TYPE, f"{fields['type']!r} is no type of this home")
         _check_customer(fields["customer"])
@@ -163,9 +161,7 @@ def _require(value: dict[str, Any], *names: str, prefix: str = "") -> None:
             raise _Refused(Reason.MISSING_FIELD, f"{prefix}{name} is missing")
 
 
-def _typed(
-    time: Any, customer: Any, data: dict[str, Any], id_: Any, *, customer_name: str
-) -> dict[str, Any]:
+def _typed(time: Any, customer: Any, data: dict[str, Any], id_: Any, *, customer_name: str) -> dict[str, Any]:
     if not isinstance(time, str) or (isinstance(time, _Number) and not time.lstrip("-").isdigit()):
         raise _Refused(Reason.WRONG_TYPE, "time must be a text or whole milliseconds")
     _check_text(customer, customer_name)

@@ -1,0 +1,40 @@
+# Every verb does the set-up that it needs.
+SHELL := /bin/sh
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lock bench golden clean
+
+help:  ## list the verbs
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup:  ## install the environment, and Java where it is missing
+	@scripts/setup
+
+demo: setup  ## three simulated months, live, with the audit's verdict
+	@$(BIN)/opentab demo
+
+test: setup check  ## all checks and all tests
+	@$(BIN)/pytest
+
+check: setup  ## format, lint, types, import layers
+	@$(BIN)/ruff format --check --quiet . || { echo "make format would change files"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports
+
+format: setup  ## format the code and mend what lint can mend
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: setup  ## measure the pipeline (opentab bench ingest)
+	@$(BIN)/opentab bench ingest
+
+golden: setup  ## write a golden home of this version, for later versions to read
+	@$(BIN)/python tests/golden.py
+
+lock: setup  ## resolve the dependencies anew (needs uv)
+	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --group dev --universal \
+	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock
+
+clean:  ## remove what the set-up and the demo made
+	@rm -rf .venv .tools opentab-home .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

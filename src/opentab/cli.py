@@ -1,0 +1,398 @@
+"""The commands, thin: each reads its options, calls one thing, and prints what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from opentab import __version__, config, terminal
+from opentab.config import Home
+from opentab.errors import InputError, OpentabError
+
+if TYPE_CHECKING:
+    from opentab.ledger.journal import Journal
+    from opentab.pipeline.run import Progress
+
+FORMATS = click.Choice(["table", "csv", "json"])
+OK, DIFFERENT = 0, 1
+INTERRUPTED = 130
+OUR_BUG = 70
+
+
+def main() -> None:
+    """Run a command; whatever happens, the user reads a sentence and a script gets an exit code."""
+    try:
+        code = commands(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else OK)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except OpentabError as error:
+        terminal.complain(error.fact + (f"\n         {error.hint}" if error.hint else ""))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OK)
+    except Exception as error:
+        terminal.complain(_bug_report(error))
+        sys.exit(OUR_BUG)
+
+
+def _bug_report(error: Exception) -> str:
+    path = Path(f"opentab-bug-{os.getpid()}.txt")
+    fact = f"this is a bug in opentab: {type(error).__name__}: {(str(error) or '-').splitlines()[0][:200]}"
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return fact
+    return f"{fact}\n         {path} says where; please report it"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="opentab")
+def commands() -> None:
+    """opentab: a tab you can read while it is still open."""
+
+
+def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --home and, as its first argument, the home itself."""
+
+    @click.option("--home", "home_dir", metavar="DIR", help="the deployment [OPENTAB_HOME, ./opentab-home]")
+    @wraps(command)
+    def with_home(*args: Any, home_dir: str | None, **options: Any) -> Any:
+        return command(config.load(config.home_path(home_dir)), *args, **options)
+
+    return with_home
+
+
+@commands.command()
+@at_home
+def init(home: Home) -> None:
+    """Write opentab.toml with every setting, its default and a comment."""
+    file = home.path / config.FILE_NAME
+    if file.exists():
+        raise InputError(f"{file} is there already", hint="edit it, or remove it first")
+    home.path.mkdir(parents=True, exist_ok=True)
+    file.write_text(config.template(), encoding="utf-8")
+    terminal.write(f"wrote {file}")
+
+
+@commands.command()
+@at_home
+def doctor(home: Home) -> int:
+    """Say what is missing on this machine, and how to get it."""
+    from opentab.doctor import examine
+
+    findings = examine(home)
+    for finding in findings:
+        mark = (
+            terminal.paint("ok     ", terminal.GREEN)
+            if finding.ok
+            else terminal.paint("MISSING", terminal.RED)
+        )
+        terminal.write(f"{mark}  {finding.name:<8}  {finding.fact}")
+        if finding.fix:
+            terminal.write(f"                   {finding.fix}")
+    return OK if all(finding.ok for finding in findings) else 3
+
+
+@commands.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--partition", default="default", show_default=True, metavar="NAME", help="of the log")
+@at_home
+def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
+    """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
+    from opentab.log.directory import DirectoryLog, Producer
+    from opentab.log.ingest import file_chunks, stream_chunks
+    from opentab.log.ingest import ingest as append
+
+    for file in files:
+        if str(file) != "-" and not os.access(file, os.R_OK):
+            raise InputError(f"{file} cannot be read", hint="nothing was ingested")
+        if file.is_dir():
+            raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
+    producer = Producer(DirectoryLog(home.log_path), partition)
+    lines_max = home["pipeline.batch_events_max"]
+    total = 0
+    for file in files or (Path("-"),):
+        if str(file) == "-":
+            total += append(stream_chunks(sys.stdin.buffer), producer, lines_max=lines_max)
+            continue
+        with file.open("rb") as handle, _bar(file.stat().st_size, str(file)) as advance:
+            total += append(
+                file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size)
+            )
+    sys.stderr.write(f"{total:,} lines are in the log, partition {partition}\n")
+
+
+@commands.command()
+@click.option("--once", is_flag=True, help="take all that is in the log and stop")
+@click.option("--take-over", is_flag=True, help="start in spite of another pipeline's lock, and fence it")
+@at_home
+def run(home: Home, once: bool, take_over: bool) -> None:
+    """The pipeline: from the log into the journal, on Spark."""
+    from opentab.pipeline.run import Pipeline
+
+    line = terminal.LiveLine()
+    watch = _Watch(line)
+    pipeline = Pipeline(home, once=once, take_over=take_over, watch=watch.show)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: pipeline.stop())
+    line.show("starting Spark …", time.monotonic())
+    try:
+        progress = pipeline.run()
+    finally:
+        line.close()
+    sys.stderr.write(_run_summary(progress) + "\n")
+
+
+class _Watch:
+    """Turns the pipeline's progress into the live line."""
+
+    def __init__(self, line: terminal.LiveLine) -> None:
+        self._line = line
+        self._events = 0
+        self._at = time.monotonic()
+        self._rate = 0.0
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._at > 0:
+            rate = (progress.events - self._events) / (now - self._at)
+            self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
+        self._events, self._at = progress.events, now
+        self._line.show(describe(progress, self._rate), now)
+
+
+def describe(progress: Progress, rate: float) -> str:
+    """The pipeline's state in one line."""
+    from opentab.periods import format_us
+
+    record = progress.record
+    if record is None:
+        return "no batches yet"
+    watermark = format_us(record.watermark_us) or "none"
+    behind = f"{progress.unread_segments:,} segments behind" if progress.unread_segments else "caught up"
+    return (
+        f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
+        f"{progress.rejections:,} rejected  {behind}"
+    )
+
+
+def _run_summary(progress: Progress) -> str:
+    position = progress.record.batch if progress.record else 0
+    if progress.batches == 0:
+        return f"nothing new in the log; position {position:,}"
+    return (
+        f"{progress.events:,} events and {progress.rejections:,} rejections in {progress.batches:,} "
+        f"batches; position {position:,}"
+    )
+
+
+@commands.command()
+@click.option("--period", metavar="2026-01", help="this period only")
+@click.option("--customer", metavar="NAME", help="this customer only")
+@click.option("--by", type=click.Choice(["customer", "type"]), default="customer", show_default=True)
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@at_home
+def totals(home: Home, period: str | None, customer: str | None, by: str, format_: str) -> None:
+    """Running totals by customer or by type."""
+    from opentab.periods import parse_period
+
+    if period is not None:
+        parse_period(period)
+    if by == "type":
+        if customer is not None:
+            raise InputError("--customer goes with totals by customer only", hint="leave out --by type")
+        _print_type_totals(home, period, format_)
+    else:
+        _print_customer_totals(home, period, customer, format_)
+
+
+def _print_customer_totals(home: Home, period: str | None, customer: str | None, format_: str) -> None:
+    from opentab.ledger.totals import customer_totals, place_of, total_as_json
+    from opentab.money import format_micros
+    from opentab.periods import format_us
+
+    journal = open_journal(home)
+    place = place_of(journal)
+    rows = customer_totals(journal, home.calendar, period=period, customer=customer)
+    if format_ == "json":
+        terminal.print_json(total_as_json(total, place) for total in rows)
+        return
+    types = home["billing.types"]
+    columns = ["period", "customer", "status", "total", *types, "adjustments", "events"]
+    table = (
+        [
+            total.period,
+            total.customer,
+            total.status,
+            format_micros(total.amount_micros),
+            *(format_micros(total.types.get(type_, 0)) for type_ in types),
+            format_micros(sum(a.amount_micros for a in total.adjustments)),
+            total.event_count,
+        ]
+        for total in rows
+    )
+    if format_ == "csv":
+        terminal.print_csv(columns, table)
+        return
+    terminal.print_table(columns, table, right=columns[3:])
+    watermark = format_us(place.watermark_us) or "none"
+    terminal.write(
+        terminal.paint(
+            f"{home['billing.currency']}, position {place.position}, watermark {watermark}", terminal.DIM
+        )
+    )
+
+
+def _print_type_totals(home: Home, period: str | None, format_: str) -> None:
+    from opentab.ledger.totals import place_of, type_totals
+    from opentab.money import format_micros
+
+    journal = open_journal(home)
+    columns = ["period", "type", "total", "events"]
+    rows = [
+        (own, type_, format_micros(micros), events)
+        for own, type_, micros, events in type_totals(journal, home.calendar, period=period)
+    ]
+    if format_ == "json":
+        place = place_of(journal).as_json()
+        terminal.print_json(dict(zip(columns, row, strict=True)) | place for row in rows)
+    elif format_ == "csv":
+        terminal.print_csv(columns, rows)
+    else:
+        terminal.print_table(columns, rows, right=["total", "events"])
+
+
+@commands.command()
+@click.option("--reason", metavar="R", help="this reason only")
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="write the raw lines, to mend and ingest again",
+)
+@at_home
+def rejections(home: Home, reason: str | None, format_: str, export: Path | None) -> None:
+    """Inputs that could not be billed, with the reason and their place in the log."""
+    from opentab.ledger.rejections import reason_counts, rejection_as_json, rejection_rows
+    from opentab.ledger.totals import place_of
+
+    if reason is not None:
+        from opentab.events import Reason
+
+        if reason not in list(Reason):
+            raise InputError(f"{reason!r} is no reason", hint=f"there are: {', '.join(Reason)}")
+    journal = open_journal(home)
+    rows = rejection_rows(journal, reason=reason)
+    if export is not None:
+        count = 0
+        with export.open("wb") as file:
+            for row in rows:
+                file.write(row["raw"] + b"\n")
+                count += 1
+        sys.stderr.write(f"{count:,} lines written to {export}\n")
+        return
+    if format_ == "json":
+        terminal.print_json(map(rejection_as_json, rows))
+        return
+    columns = ["batch", "reason", "place", "raw", "detail"]
+    if format_ == "csv":
+        terminal.print_csv(columns, ([rejection_as_json(row)[c] for c in columns] for row in rows))
+        return
+    terminal.print_table(columns, ([_shortened(row[c]) for c in columns] for row in rows), right=["batch"])
+    counts = ", ".join(f"{name} {count:,}" for name, count in reason_counts(journal, reason=reason))
+    terminal.write(terminal.paint(f"{counts or 'none'}; position {place_of(journal).position}", terminal.DIM))
+
+
+def _shortened(value: Any) -> str:
+    text = terminal.printable(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+@commands.command()
+@click.option("-n", "--lines", default=10, show_default=True, help="begin with so many earlier lines")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="go on as events arrive")
+@click.option("--raw", is_flag=True, help="the bytes as they came")
+@at_home
+def tail(home: Home, lines: int, follow: bool, raw: bool) -> None:
+    """The events as readable lines, as they arrive."""
+    from opentab.tail import follow_log, readable
+
+    for line in follow_log(home, lines=lines, follow=follow):
+        if raw:
+            sys.stdout.buffer.write(line.raw + b"\n")
+            sys.stdout.buffer.flush()
+        else:
+            terminal.write(readable(line, home))
+            sys.stdout.flush()
+
+
+@commands.command()
+@click.argument("query")
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@at_home
+def sql(home: Home, query: str, format_: str) -> None:
+    """Ad-hoc SQL over the ledger: the views entries, rejections, batches and balances."""
+    from opentab.ledger.adhoc import run_query
+
+    columns, rows = run_query(home, open_journal(home), query)
+    if format_ == "json":
+        terminal.print_json(dict(zip(columns, row, strict=True)) for row in rows)
+    elif format_ == "csv":
+        terminal.print_csv(columns, rows)
+    else:
+        kept = list(rows)
+        numbers = [c for i, c in enumerate(columns) if kept and isinstance(kept[0][i], int | float)]
+        terminal.print_table(columns, kept, right=numbers)
+
+
+def open_journal(home: Home) -> Journal | None:
+    """The home's journal, or None where nothing was billed yet."""
+    from opentab.ledger.journal import Journal
+
+    if not home.path.exists():
+        raise InputError(
+            f"there is no home at {home.path}", hint="give --home, or make one with opentab init"
+        )
+    return Journal.open(home.ledger_path, home.identity)
+
+
+def _bar(size: int, label: str) -> Any:
+    """A progress bar over bytes, on a terminal and for large work only."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def bar() -> Iterator[Callable[[int], None]]:
+        if size < 16 * 2**20 or not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as shown:
+            task = shown.add_task(label, total=size)
+            yield lambda step: shown.advance(task, step)
+
+    return bar()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What this machine has and lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.java import find_java
+
+DISK_BYTES_MIN = 1024**3
+MEMORY_BYTES_MIN = 3 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    fact: str
+    fix: str = ""
+
+
+def examine(home: Home) -> list[Finding]:
+    """Look at everything that opentab needs."""
+    return [look(home) for look in (_python, _java, _spark, _memory, _disk, _home, _ledger)]
+
+
+def _python(_: Home) -> Finding:
+    return Finding("Python", True, f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _java(_: Home) -> Finding:
+    try:
+        java = find_java()
+    except OpentabError as error:
+        return Finding("Java", False, error.fact, error.hint or "")
+    return Finding("Java", True, f"{java.version} at {java.home}")
+
+
+def _spark(home: Home) -> Finding:
+    try:
+        return Finding("Spark", True, f"pyspark {version('pyspark')}, master {home.spark['spark.master']}")
+    except PackageNotFoundError:
+        return Finding("Spark", False, "pyspark is not installed", "run make setup")
+
+
+def _memory(_: Home) -> Finding:
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fix = "" if size >= MEMORY_BYTES_MIN else "the pipeline needs about 3 GiB"
+    return Finding("memory", not fix, f"{size / 2**30:.1f} GiB, {os.cpu_count()} cores", fix)
+
+
+def _disk(home: Home) -> Finding:
+    place = next(path for path in (home.path, *home.path.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    fix = "" if free >= DISK_BYTES_MIN else "free at least 1 GiB, or choose another --home"
+    return Finding("disk", not fix, f"{free / 2**30:.1f} GiB free at {place}", fix)
+
+
+def _home(home: Home) -> Finding:
+    if not home.path.exists():
+        return Finding("home", True, f"{home.path} is not there yet; the first command makes it")
+    if not os.access(home.path, os.W_OK):
+        return Finding(
+            "home", False, f"{home.path} cannot be written", "change its owner, or choose another --home"
+        )
+    return Finding("home", True, str(home.path))
+
+
+def _ledger(home: Home) -> Finding:
+    from opentab.ledger.journal import Journal
+
+    try:
+        journal = Journal.open(home.ledger_path, home.identity)
+    except OpentabError as error:
+        return Finding("ledger", False, error.fact, error.hint or "")
+    return Finding("ledger", True, f"position {journal.position if journal else 0}")

@@ -1,0 +1,40 @@
+"""The pipeline's heartbeat: a small file, rewritten every second, that tells that it lives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """What the pipeline last said of itself."""
+
+    at_us: int
+    run: str
+    pid: int
+    position: int
+    caught_up: bool
+    caught_up_us: int | None  # the last moment at which nothing was unread
+    unread_segments: int
+
+
+def heartbeat_path(ledger: Path) -> Path:
+    return ledger / "heartbeat.json"
+
+
+def write_heartbeat(ledger: Path, heartbeat: Heartbeat) -> None:
+    """Replace the heartbeat; a reader sees the old one or the new one."""
+    path = heartbeat_path(ledger)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(msgspec.json.encode(heartbeat))
+    aside.replace(path)
+
+
+def read_heartbeat(ledger: Path) -> Heartbeat | None:
+    """The last heartbeat, or None if there never was one."""
+    try:
+        return msgspec.json.decode(heartbeat_path(ledger).read_bytes(), type=Heartbeat)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,56 @@
+"""Ad-hoc SQL over the ledger, by DuckDB; it can read the views and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import pyarrow.dataset as ds
+
+from opentab.config import Home
+from opentab.errors import InputError
+from opentab.ledger import balances
+from opentab.ledger.billed import connect
+from opentab.ledger.journal import Journal
+from opentab.records import KINDS
+
+VIEWS = ("entries", "rejections", "batches", "balances")
+
+
+def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+    """The columns and rows that a query yields."""
+    connection = connect()
+    for name, dataset in _datasets(home, journal).items():
+        connection.register(name, dataset)
+    # The query is a user's; it gets the views and no file, network or setting.
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+    try:
+        result = connection.execute(query)
+        columns = [column[0] for column in result.description or []]
+        return columns, _rows(result)
+    except duckdb.Error as error:
+        raise InputError(
+            str(error).strip().splitlines()[0], hint=f"the views are: {', '.join(VIEWS)}"
+        ) from error
+
+
+def _datasets(home: Home, journal: Journal | None) -> dict[str, ds.Dataset]:
+    if journal is None:
+        empty = {name: ds.dataset(KINDS[kind].empty_table()) for name, kind in _KIND_OF.items()}
+        return empty | {"balances": balances.empty().rows}
+    return {
+        "entries": journal.entries(),
+        "rejections": journal.rejections(),
+        "batches": journal.batch_rows(),
+        "balances": balances.latest(home.ledger_path).rows,
+    }
+
+
+def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+    while rows := result.fetchmany(10_000):
+        yield from rows
+
+
+_KIND_OF = {"entries": "entry", "rejections": "rejection", "batches": "batch"}

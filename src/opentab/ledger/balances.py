@@ -1,0 +1,149 @@
+"""The balances: all running totals at a batch, so that readers need not add up the whole journal.
+
+A snapshot holds the periods that are not final: what is final never changes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from opentab import crash
+from opentab.errors import LedgerError
+from opentab.ledger.billed import connect, register, status_of
+from opentab.ledger.files import stage
+from opentab.ledger.journal import (
+    RETENTION_HOURS,
+    TABLE_CONFIGURATION,
+    VERSION_KEY,
+    Journal,
+    add_action,
+    check_version,
+    trouble,
+)
+from opentab.periods import Calendar
+from opentab.records import BALANCE, SCHEMA_VERSION
+
+APP = "opentab-balances"
+CHUNK_ROWS = 1_000_000
+
+RUNNING = """
+    select period, day, customer, type, sum(micros)::decimal(38, 0) as sum_micros,
+           sum(event_count)::bigint as event_count, max(last_at) as last_at
+    from (
+        select period, day, customer, type, sum_micros as micros, event_count, last_at from snapshot
+        union all
+        select period, day, customer, type, amount_micros::decimal(38, 0), event_count, last_at from billed
+    )
+    group by period, day, customer, type
+"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All balances that were not final at a batch."""
+
+    batch: int
+    rows: ds.Dataset
+
+
+def empty() -> Snapshot:
+    """The balances before the first batch."""
+    return Snapshot(0, ds.dataset(BALANCE.empty_table()))
+
+
+def latest(ledger: Path) -> Snapshot:
+    """The newest snapshot; at batch 0 and empty where none was written."""
+    root = ledger / "balances"
+    try:
+        table = DeltaTable(str(root))
+    except TableNotFoundError:
+        return empty()
+    except (DeltaError, OSError) as error:
+        raise LedgerError(f"the balances {root} cannot be read: {error}") from error
+    check_version(root, table.metadata().configuration)
+    batch = table.transaction_version(APP) or 0
+    files = table.file_uris()
+    if not files:
+        return Snapshot(batch, ds.dataset(BALANCE.empty_table()))
+    return Snapshot(batch, ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None))
+
+
+def running(
+    journal: Journal, calendar: Calendar, snapshot: Snapshot, *, upto: int, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection with the view `running`: the balances at batch `upto`, less what the snapshot left out."""
+    connection = connect(threads=threads)
+    register(connection, journal, calendar, after=snapshot.batch, upto=upto)
+    connection.register("snapshot", snapshot.rows)
+    connection.execute(f"create or replace temp view running as {RUNNING}")
+    return connection
+
+
+def write_snapshot(journal: Journal, calendar: Calendar, *, run: str) -> int | None:
+    """Write the balances at the journal's position. Returns that batch, or None if nothing was to do."""
+    root = journal.root.parent / "balances"
+    before = latest(journal.root.parent)
+    upto = journal.position
+    if upto <= before.batch:
+        return None
+    record = journal.batches(after=upto - 1, upto=upto)[0]
+    connection = running(journal, calendar, before, upto=upto, threads=1)
+    periods = [p for (p,) in connection.execute("select distinct period from running").fetchall()]
+    keep = [period for period in periods if status_of(period, record, calendar) != "final"]
+    crash.moment("snapshot")
+    try:
+        table = _create(root)
+        reader = connection.sql(
+            f"select {upto}::bigint as batch, * from running where list_contains(?, period)"
+            " order by customer, day, type",
+            params=[keep],
+        ).to_arrow_reader(CHUNK_ROWS)
+        files = [stage(root, "balance", chunk, run=run, batches=(upto, upto)) for chunk in _tables(reader)]
+        if (table.transaction_version(APP) or 0) >= upto:
+            return None
+        table.create_write_transaction(
+            [add_action(file, new=True) for file in files],
+            "overwrite",
+            table.schema(),
+            ["kind"],
+            commit_properties=CommitProperties(app_transactions=[Transaction(APP, upto)]),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+        )
+        crash.moment("snapshotted")
+        DeltaTable(str(root)).vacuum(
+            retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True
+        )
+    except CommitFailedError as error:
+        if "Concurrent transaction" in str(error):
+            return None  # someone else was faster
+        raise trouble(root, error) from error
+    except (DeltaError, OSError) as error:
+        raise trouble(root, error) from error
+    return upto
+
+
+def _create(root: Path) -> DeltaTable:
+    root.mkdir(parents=True, exist_ok=True)
+    fields = [pa.field("kind", pa.string()), *(field.with_nullable(True) for field in BALANCE)]
+    return DeltaTable.create(
+        str(root),
+        pa.schema(fields),
+        mode="ignore",
+        partition_by=["kind"],
+        configuration=TABLE_CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)},
+        raise_if_key_not_exists=False,
+    )
+
+
+def _tables(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    for batch in reader:
+        if batch.num_rows:
+            yield pa.Table.from_batches([batch]).cast(BALANCE)

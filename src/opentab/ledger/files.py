@@ -1,0 +1,71 @@
+"""Parquet files of the ledger, written before anyone may see them.
+
+A name carries the run that wrote it and is never used again; a file counts only once a commit names it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opentab.disk import sync_directory
+
+ROW_GROUP_ROWS = 131_072
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A file on the disk that a commit may take up."""
+
+    kind: str
+    path: str  # below the table's root
+    rows: int
+    bytes: int
+    batch_min: int
+    batch_max: int
+
+
+def stage(root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int]) -> StagedFile:
+    """Write a table aside for a later commit; on return it is on the disk."""
+    directory = root / f"kind={kind}"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{batches[1]:09d}-{run}-{secrets.token_hex(4)}.parquet"
+    try:
+        with path.open("xb") as file:
+            pq.write_table(
+                table,
+                file,
+                compression="lz4",
+                use_dictionary=["type", "day", "reason", "period"],
+                write_statistics=["batch", "day", "customer", "period"],
+                row_group_size=ROW_GROUP_ROWS,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+    return StagedFile(
+        kind=kind,
+        path=f"kind={kind}/{path.name}",
+        rows=table.num_rows,
+        bytes=size,
+        batch_min=batches[0],
+        batch_max=batches[1],
+    )
+
+
+def read_back(root: Path, file: StagedFile, columns: list[str]) -> pa.Table:
+    """Some columns of a staged file as they lie on the disk."""
+    return pq.read_table(root / file.path, columns=columns, partitioning=None)
+
+
+def new_run() -> str:
+    """A name for one run of a program, never used twice."""
+    return secrets.token_hex(6)

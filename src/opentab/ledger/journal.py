@@ -1,0 +1,367 @@
+"""The journal: one Delta table, one commit a batch, numbered 1, 2, 3 … The only truth there is.
+
+A commit is fenced. Delta itself refuses a transaction only if someone else committed the same one
+since our handle was read, so: read the handle anew, require that batch N-1 is the last one, and
+commit N on that very handle. Whoever comes second fails, however long it slept in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from opentab import crash
+from opentab.disk import sync_directory, sync_file
+from opentab.errors import (
+    DiskFull,
+    Fenced,
+    HomeMismatch,
+    JournalGap,
+    LedgerError,
+    SchemaMismatch,
+    means_disk_full,
+)
+from opentab.ledger.files import StagedFile, stage
+from opentab.records import BATCH, KINDS, SCHEMA_VERSION, BatchRecord
+
+JOURNAL_APP = "opentab-journal"
+COMPACTION_APP = "opentab-compaction"
+VERSION_KEY = "opentab.schemaVersion"
+IDENTITY_KEYS = {"currency": "opentab.currency", "zone": "opentab.zone", "period": "opentab.period"}
+# Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
+RETENTION_HOURS = 1
+TABLE_CONFIGURATION = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": f"interval {RETENTION_HOURS} hours",
+    "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
+}
+
+SMALL_BYTES = 4 * 1024 * 1024
+LARGE_BYTES = 64 * 1024 * 1024
+MIDDLE_FILES_MAX = 16
+
+
+def table_schema() -> pa.Schema:
+    """All columns of all kinds; a file holds those of its kind and the rest are null."""
+    fields: dict[str, pa.Field] = {"kind": pa.field("kind", pa.string())}
+    for schema in KINDS.values():
+        for field in schema:
+            fields.setdefault(field.name, field.with_nullable(True))
+    return pa.schema(list(fields.values()))
+
+
+class Journal:
+    """A snapshot of the journal, and the fenced way to add to it."""
+
+    def __init__(self, root: Path, table: DeltaTable) -> None:
+        self.root = root
+        self._table = table
+        self._files: list[dict[str, Any]] | None = None
+
+    @classmethod
+    def open(cls, ledger: Path, identity: dict[str, str]) -> Journal | None:
+        """The journal of a ledger, or None where no batch was ever begun.
+
+        Stops where another version wrote it, or where the home was made with other settings.
+        """
+        root = ledger / "journal"
+        try:
+            table = DeltaTable(str(root))
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise LedgerError(f"the journal {root} cannot be read: {error}") from error
+        check_version(root, table.metadata().configuration)
+        _check_identity(table.metadata().configuration, identity)
+        return cls(root, table)
+
+    @classmethod
+    def create(cls, ledger: Path, identity: dict[str, str]) -> Journal:
+        """The journal of a ledger, made empty where there is none."""
+        journal = cls.open(ledger, identity)
+        if journal is not None:
+            return journal
+        root = ledger / "journal"
+        configuration = TABLE_CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)}
+        configuration |= {IDENTITY_KEYS[name]: value for name, value in identity.items()}
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            table = DeltaTable.create(
+                str(root),
+                table_schema(),
+                mode="ignore",
+                partition_by=["kind"],
+                configuration=configuration,
+                raise_if_key_not_exists=False,
+            )
+        except (DeltaError, OSError) as error:
+            raise trouble(root, error) from error
+        return cls(root, table)
+
+    def refresh(self) -> None:
+        """See what was committed since."""
+        self._table.update_incremental()
+        self._files = None
+
+    @property
+    def position(self) -> int:
+        """The number of the last batch; 0 before the first."""
+        return self._table.transaction_version(JOURNAL_APP) or 0
+
+    def last(self) -> BatchRecord | None:
+        """The record of the last batch."""
+        records = self.batches(after=self.position - 1)
+        return records[-1] if records else None
+
+    def batches(self, after: int = 0, upto: int | None = None) -> list[BatchRecord]:
+        """The records of the batches behind `after`, in order and without a gap."""
+        table = self._dataset("batch", after, upto).to_table(columns=["record"])
+        records = [msgspec.json.decode(text, type=BatchRecord) for text in table["record"].to_pylist()]
+        records.sort(key=lambda record: record.batch)
+        first = max(after, 0) + 1
+        last = self.position if upto is None else min(upto, self.position)
+        found = [record.batch for record in records]
+        if found != list(range(first, last + 1)):
+            wrong = next((n for n, m in zip(range(first, last + 1), found, strict=False) if n != m), last)
+            raise JournalGap(
+                f"the journal's batch {wrong} is missing or there twice",
+                hint="restore the ledger from a backup: its log goes on from there",
+            )
+        return records
+
+    def entries(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
+        """The entries of the batches behind `after`, up to `upto`."""
+        return self._dataset("entry", after, upto)
+
+    def rejections(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
+        """The rejections of the batches behind `after`, up to `upto`."""
+        return self._dataset("rejection", after, upto)
+
+    def batch_rows(self) -> ds.Dataset:
+        """The batches' own rows, for SQL."""
+        return self._dataset("batch", 0, None)
+
+    def commit(self, record: BatchRecord, files: Sequence[StagedFile]) -> None:
+        """Make a batch visible, all of it at once, or raise Fenced if its number is taken."""
+        row = pa.table(
+            {
+                "batch": [record.batch],
+                "watermark_at": [record.watermark_us],
+                "committed_at": [record.committed_us],
+                "event_count": [record.event_count],
+                "rejection_count": [record.rejection_count],
+                "sum_micros": [Decimal(record.sum_micros)],
+                "record": [msgspec.json.encode(record).decode()],
+            },
+            schema=BATCH,
+        )
+        try:
+            self._table.update_incremental()
+            if self.position != record.batch - 1:
+                raise _fenced(self.position)
+            batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
+            self._write(
+                [add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch
+            )
+            self._table.update_incremental()
+            self._make_durable()
+        except CommitFailedError as error:
+            if "Concurrent transaction" in str(error):
+                raise _fenced(record.batch) from error
+            raise trouble(self.root, error) from error
+        except (DeltaError, OSError) as error:
+            raise trouble(self.root, error) from error
+        finally:
+            self._files = None
+
+    def compact(self, *, run: str, files_max: int) -> int:
+        """Merge small files into larger ones, if there are `files_max`. Returns how many were merged.
+
+        Rows stay as they are, batch by batch. Two programs that merge the same files would count
+        them twice, so this is fenced like a batch, with a number of its own.
+        """
+        table = DeltaTable(str(self.root))
+        journal = Journal(self.root, table)
+        done = table.transaction_version(COMPACTION_APP) or 0
+        actions: list[AddAction | RemoveAction] = []
+        merged = 0
+        for kind in KINDS:
+            for chosen in _merges(journal._of_kind(kind), files_max):
+                crash.moment("compacting")
+                actions += [journal._merged(kind, chosen, run=run), *map(remove_action, chosen)]
+                merged += len(chosen)
+        if not actions:
+            return 0
+        try:
+            journal._write(actions, COMPACTION_APP, done + 1)
+        except CommitFailedError as error:
+            if "Concurrent transaction" in str(error):
+                return 0  # someone else was faster; our files stay unnamed and are swept
+            raise trouble(self.root, error) from error
+        except (DeltaError, OSError) as error:
+            raise trouble(self.root, error) from error
+        crash.moment("compacted")
+        return merged
+
+    def sweep(self) -> int:
+        """Delete the files that no commit names any more, or never did. Returns how many."""
+        table = DeltaTable(str(self.root))
+        try:
+            gone = table.vacuum(
+                retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True
+            )
+        except (DeltaError, OSError) as error:
+            raise trouble(self.root, error) from error
+        return len(gone)
+
+    def live_files(self) -> int:
+        """How many files the journal consists of."""
+        return sum(len(self._of_kind(kind)) for kind in KINDS)
+
+    def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> AddAction:
+        tables = [pq.read_table(self.root / f["path"], partitioning=None) for f in chosen]
+        table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])
+        batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
+        return add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)
+
+    def _write(self, actions: list[AddAction | RemoveAction], app: str, version: int) -> None:
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            self._table.schema(),
+            ["kind"],
+            commit_properties=CommitProperties(app_transactions=[Transaction(app, version)]),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+        )
+
+    def _make_durable(self) -> None:
+        """A commit must outlive a power cut before the log moves on."""
+        log = self.root / "_delta_log"
+        file = log / f"{self._table.version():020d}.json"
+        if file.exists():
+            sync_file(file)
+        sync_directory(log)
+
+    def _of_kind(self, kind: str) -> list[dict[str, Any]]:
+        if self._files is None:
+            actions = pa.table(self._table.get_add_actions(flatten=True))
+            names = ["path", "size_bytes", "num_records", "min.batch", "max.batch", "partition.kind"]
+            present = [name for name in names if name in actions.schema.names]
+            self._files = actions.select(present).to_pylist()
+        return [file for file in self._files if file["partition.kind"] == kind]
+
+    def _dataset(self, kind: str, after: int, upto: int | None) -> ds.Dataset:
+        last = self.position if upto is None else upto
+        files = sorted(
+            str(self.root / file["path"])
+            for file in self._of_kind(kind)
+            if file["max.batch"] > after and file["min.batch"] <= last
+        )
+        schema = KINDS[kind]
+        if not files:
+            return ds.dataset(schema.empty_table())
+        batch = ds.field("batch")
+        dataset = ds.dataset(files, schema=schema, format="parquet", partitioning=None)
+        return dataset.filter((batch > after) & (batch <= last))
+
+
+def check_version(root: Path, configuration: Mapping[str, str | None]) -> None:
+    """Stop before touching a table that another version of opentab wrote."""
+    found = configuration.get(VERSION_KEY)
+    if found == str(SCHEMA_VERSION):
+        return
+    if found is None or not found.isdigit():
+        raise SchemaMismatch(f"{root} is not a table of opentab", hint="give the ledger another place")
+    age = "newer" if int(found) > SCHEMA_VERSION else "older"
+    raise SchemaMismatch(
+        f"the ledger {root.parent} has schema version {found}, written by {'a ' + age} opentab; "
+        f"this one reads version {SCHEMA_VERSION}",
+        hint="use that version of opentab",
+    )
+
+
+def add_action(file: StagedFile, *, new: bool) -> AddAction:
+    """Take up a staged file; `new` says whether its rows are new to readers."""
+    statistics = {
+        "numRecords": file.rows,
+        "minValues": {"batch": file.batch_min},
+        "maxValues": {"batch": file.batch_max},
+        "nullCount": {"batch": 0},
+    }
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={"kind": file.kind},
+        modification_time=_now_ms(),
+        data_change=new,
+        stats=msgspec.json.encode(statistics).decode(),
+    )
+
+
+def remove_action(file: dict[str, Any]) -> RemoveAction:
+    """Let go of a live file whose rows stand elsewhere now."""
+    return RemoveAction(
+        path=file["path"],
+        data_change=False,
+        deletion_timestamp=_now_ms(),
+        size=file["size_bytes"],
+        partition_values={"kind": file["partition.kind"]},
+    )
+
+
+def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, Any]]]:
+    """Which files to merge: all small ones once there are many, and the middling ones likewise."""
+    chosen = []
+    small = [file for file in files if file["size_bytes"] < SMALL_BYTES]
+    middle = [file for file in files if SMALL_BYTES <= file["size_bytes"] < LARGE_BYTES]
+    for tier, enough in ((small, files_max), (middle, MIDDLE_FILES_MAX)):
+        if len(tier) < enough:
+            continue
+        taken: list[dict[str, Any]] = []
+        size = 0
+        for file in sorted(tier, key=lambda file: file["min.batch"]):
+            if size + file["size_bytes"] > 2 * LARGE_BYTES:
+                break
+            taken.append(file)
+            size += file["size_bytes"]
+        if len(taken) > 1:
+            chosen.append(taken)
+    return chosen
+
+
+def _check_identity(configuration: Mapping[str, str | None], identity: dict[str, str]) -> None:
+    for name, key in IDENTITY_KEYS.items():
+        made_with = configuration.get(key)
+        if made_with != identity[name]:
+            raise HomeMismatch(
+                f"billing.{name} is {identity[name]!r}, but this home was made with {made_with!r}",
+                hint=f'set it back to "{made_with}", or start a new home',
+            )
+
+
+def _fenced(position: int) -> Fenced:
+    return Fenced(
+        f"another pipeline has taken over this home: batch {position} is its own",
+        hint="this pipeline stops; nothing was counted twice",
+    )
+
+
+def trouble(root: Path, error: Exception) -> LedgerError | DiskFull:
+    if means_disk_full(error):
+        return DiskFull(str(root))
+    return LedgerError(f"the ledger {root} cannot be written: {error}", retry_helps=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

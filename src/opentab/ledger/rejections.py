@@ -1,0 +1,60 @@
+"""Inputs that could not be billed, read from the journal."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+from opentab.ledger.billed import connect
+from opentab.ledger.journal import Journal
+
+
+def rejection_rows(journal: Journal | None, *, reason: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every rejection in the order of the log, as the journal holds it."""
+    if journal is None:
+        return
+    connection = connect()
+    connection.register("rejections", journal.rejections())
+    result = connection.execute(
+        """
+        select batch, reason, place, raw, detail from rejections where $reason is null or reason = $reason
+        order by batch, split_part(place, '/', 1), split_part(split_part(place, '/', 2), '@', 1)::bigint,
+                 split_part(place, '@', 2)::bigint
+        """,
+        {"reason": reason},
+    )
+    names = [column[0] for column in result.description]
+    while rows := result.fetchmany(10_000):
+        for row in rows:
+            yield dict(zip(names, row, strict=True))
+
+
+def reason_counts(journal: Journal | None, *, reason: str | None = None) -> list[tuple[str, int]]:
+    """How many rejections each reason has."""
+    if journal is None:
+        return []
+    connection = connect()
+    connection.register("rejections", journal.rejections())
+    return connection.execute(
+        "select reason, count(*) from rejections where $reason is null or reason = $reason"
+        " group by 1 order by 2 desc, 1",
+        {"reason": reason},
+    ).fetchall()
+
+
+def rejection_as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """The shape that `opentab rejections --format json` prints; what is no UTF-8 comes as base64 too."""
+    raw: bytes = row["raw"]
+    shown = {
+        "batch": row["batch"],
+        "reason": row["reason"],
+        "place": row["place"],
+        "raw": raw.decode("utf-8", errors="backslashreplace"),
+        "detail": row["detail"],
+    }
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        shown["raw_base64"] = base64.b64encode(raw).decode()
+    return shown

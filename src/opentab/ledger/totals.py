@@ -1,0 +1,182 @@
+"""Running totals, as people and programs ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import duckdb
+
+from opentab.ledger import balances
+from opentab.ledger.billed import OWN_PERIOD, connect, register, status_of
+from opentab.ledger.journal import Journal
+from opentab.money import format_micros
+from opentab.periods import Calendar, format_us
+
+
+@dataclass(slots=True)
+class Adjustment:
+    """Usage of a final period that is billed in a later one."""
+
+    period: str
+    type: str
+    amount_micros: int
+    event_count: int
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "period": self.period,
+            "type": self.type,
+            "amount": format_micros(self.amount_micros),
+            "events": self.event_count,
+        }
+
+
+@dataclass(slots=True)
+class Total:
+    """What one customer owes for one period, as far as the journal knows."""
+
+    period: str
+    customer: str
+    status: str
+    types: dict[str, int] = field(default_factory=dict)  # micros of usage alone
+    adjustments: list[Adjustment] = field(default_factory=list)
+    event_count: int = 0
+
+    @property
+    def amount_micros(self) -> int:
+        return sum(self.types.values()) + sum(a.amount_micros for a in self.adjustments)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a reader has seen: a position and the watermark there."""
+
+    position: int
+    watermark_us: int | None
+
+    def as_json(self) -> dict[str, object]:
+        return {"position": self.position, "watermark": format_us(self.watermark_us)}
+
+
+def place_of(journal: Journal | None) -> Place:
+    """Where the journal stands."""
+    record = journal.last() if journal else None
+    return Place(record.batch, record.watermark_us) if record else Place(0, None)
+
+
+def customer_totals(
+    journal: Journal | None,
+    calendar: Calendar,
+    *,
+    period: str | None = None,
+    customer: str | None = None,
+) -> Iterator[Total]:
+    """The totals by period and customer, in that order, of everyone who has any."""
+    if journal is None or journal.position == 0:
+        return
+    last = journal.last()
+    rows = _rows(journal, calendar, period, customer)
+    total: Total | None = None
+    for row_period, row_customer, own, type_, micros, events in rows:
+        if total is None or (total.period, total.customer) != (row_period, row_customer):
+            if total is not None:
+                yield total
+            total = Total(row_period, row_customer, status_of(row_period, last, calendar))
+        if own == row_period:
+            total.types[type_] = int(micros)
+        else:
+            total.adjustments.append(Adjustment(own, type_, int(micros), events))
+        total.event_count += events
+    if total is not None:
+        yield total
+
+
+def total_as_json(total: Total, place: Place) -> dict[str, object]:
+    """The shape that `opentab totals --format json` prints."""
+    return {
+        "period": total.period,
+        "customer": total.customer,
+        "status": total.status,
+        "total": format_micros(total.amount_micros),
+        "types": {type_: format_micros(micros) for type_, micros in total.types.items()},
+        "adjustments": [adjustment.as_json() for adjustment in total.adjustments],
+        "events": total.event_count,
+        **place.as_json(),
+    }
+
+
+def type_totals(
+    journal: Journal | None, calendar: Calendar, *, period: str | None = None
+) -> list[tuple[str, str, int, int]]:
+    """(period, type, micros, events) by the events' own days, adjustments among them."""
+    if journal is None or journal.position == 0:
+        return []
+    connection = connect()
+    connection.register("entries", journal.entries())
+    return [
+        (own, type_, int(micros), events)
+        for own, type_, micros, events in connection.execute(
+            f"""
+            select {OWN_PERIOD} as own, type, sum(amount_micros::decimal(38, 0)), sum(event_count)::bigint
+            from entries where $period is null or own = $period group by own, type order by own, type
+            """,
+            {"period": period},
+        ).fetchall()
+    ]
+
+
+def _rows(
+    journal: Journal, calendar: Calendar, period: str | None, customer: str | None
+) -> Iterator[tuple[str, str, str, str, Decimal, int]]:
+    """(period, customer, own period, type, micros, events) from the snapshot and what came since.
+
+    Periods that were final at the snapshot are not in it: they are added up from the whole journal.
+    """
+    snapshot = balances.latest(journal.root.parent)
+    if snapshot.batch > journal.position:
+        snapshot = balances.empty()
+    connection = balances.running(journal, calendar, snapshot, upto=journal.position)
+    final = _final_view(connection, journal, calendar, snapshot, period)
+    result = connection.execute(
+        f"""
+        select period, customer, {OWN_PERIOD} as own, type, sum(sum_micros), sum(event_count)::bigint
+        from (
+            select period, customer, day, type, sum_micros, event_count from running
+            union all
+            select period, customer, day, type, amount_micros::decimal(38, 0), event_count from {final}
+        )
+        where ($period is null or period = $period) and ($customer is null or customer = $customer)
+        group by period, customer, own, type
+        order by period, customer, own = period desc, own, type
+        """,
+        {"period": period, "customer": customer},
+    )
+    while rows := result.fetchmany(10_000):
+        yield from rows
+
+
+def _final_view(
+    connection: duckdb.DuckDBPyConnection,
+    journal: Journal,
+    calendar: Calendar,
+    snapshot: balances.Snapshot,
+    period: str | None,
+) -> str:
+    """Name a view of the entries billed in periods that were final at the snapshot."""
+    nothing = "(select * from billed where false)"
+    if snapshot.batch == 0:
+        return nothing
+    at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
+    if period is not None and status_of(period, at_snapshot, calendar) != "final":
+        return nothing
+    older = connect()
+    register(older, journal, calendar, after=0, upto=snapshot.batch)
+    periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
+    final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
+    if not final:
+        return nothing
+    rows = older.sql("select * from billed where list_contains(?, period)", params=[final])
+    connection.register("final_billed", rows.to_arrow_table())
+    return "final_billed"

@@ -1,0 +1,169 @@
+"""One batch, from its segments to its commit. This file holds the order of the steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opentab import crash
+from opentab.config import Home
+from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
+from opentab.ledger.journal import Journal
+from opentab.log.directory import DirectoryLog
+from opentab.periods import to_us
+from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_segments
+from opentab.pipeline.watermark import newest_after, partitions_after, watermark_after
+from opentab.records import BatchRecord, PartitionState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class OutOfTurn(Exception):
+    """Spark named a segment before the one in front of it: ask it again."""
+
+
+class Job:
+    """Bills one batch after the other; what it knows, the journal told it."""
+
+    def __init__(self, home: Home, journal: Journal, log: DirectoryLog, *, run: str) -> None:
+        self.home = home
+        self.journal = journal
+        self.log = log
+        self.run = run
+        self.rules = home.rules
+        self.last: BatchRecord | None = journal.last()
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The last segment in the journal, by partition."""
+        return positions_of(self.last)
+
+    def bill(self, frame: DataFrame) -> BatchRecord | None:
+        """Bill one batch. Running the same batch again changes nothing.
+
+        1. the tasks decode, tally and stage, in one pass over the segments
+        2. their reports are put together and checked
+        3. one commit makes all of it visible
+        4. the segments make room in the log
+        """
+        started_us = to_us(datetime.now(UTC))
+        clock = time.perf_counter()
+        crash.moment("taken")
+        reports = self._run_tasks(frame)
+        if not any(report.taken for report in reports):
+            return None
+        staged = time.perf_counter()
+        crash.moment("staged")
+        record = self._record(reports, started_us)
+        record = msgspec.structs.replace(record, steps_ms=_steps_ms(reports, staged - clock))
+        self.journal.commit(record, [file for report in reports for file in report.files])
+        self.last = record
+        crash.moment("committed")
+        self.log.archive_upto(self.positions)
+        crash.moment("archived")
+        return record
+
+    def _run_tasks(self, frame: DataFrame) -> list[Report]:
+        order = Order(
+            batch=(self.last.batch if self.last else 0) + 1,
+            run=self.run,
+            log_path=str(self.log.path),
+            journal_path=str(self.journal.root),
+            positions=self.positions,
+            rules=self.rules,
+        )
+        try:
+            rows = frame.mapInArrow(partial(bill_segments, order=order), REPORT_SCHEMA).collect()
+        except Exception as error:
+            raise self._task_trouble(error) from error
+        return [msgspec.json.decode(bytes(row[0]), type=Report) for row in rows]
+
+    def _task_trouble(self, error: Exception) -> Exception:
+        """What a failed task means for a user, where we know."""
+        if means_disk_full(error):
+            return DiskFull(str(self.journal.root))
+        for line in str(error).splitlines():
+            name, _, fact = line.strip().partition(": ")
+            if name.startswith("opentab.errors.") and fact:
+                return OpentabError(fact)
+        return error
+
+    def _record(self, reports: Sequence[Report], started_us: int) -> BatchRecord:
+        check_sums(reports)
+        taken = self._taken(reports)
+        before = self.last.partitions if self.last else {}
+        partitions = partitions_after(before, taken, rules=self.rules, has_unread=self.log.has_unread)
+        rejections: Counter[str] = Counter()
+        for report in reports:
+            rejections.update(report.rejections)
+        return BatchRecord(
+            batch=(self.last.batch if self.last else 0) + 1,
+            run=self.run,
+            started_us=started_us,
+            committed_us=to_us(datetime.now(UTC)),
+            partitions=partitions,
+            taken={
+                name: (self.positions.get(name, 0) + 1, state.segment)
+                for name, state in sorted(taken.items())
+            },
+            watermark_us=watermark_after(self.last, partitions, self.rules),
+            newest_us=newest_after(partitions),
+            event_count=sum(report.event_count for report in reports),
+            sum_micros=str(sum(int(report.sum_micros) for report in reports)),
+            entry_rows=sum(report.entry_rows for report in reports),
+            rejections=dict(sorted(rejections.items())),
+            input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
+            rules=self.rules,
+        )
+
+    def _taken(self, reports: Sequence[Report]) -> dict[str, PartitionState]:
+        """What the tasks took from each partition together: the next segments, without a gap."""
+        segments: dict[str, list[int]] = {}
+        latest: dict[str, list[int]] = {}
+        arrived: dict[str, int] = {}
+        for report in reports:
+            for name, taken in report.taken.items():
+                segments.setdefault(name, []).extend(taken.segments)
+                if taken.latest_us is not None:
+                    latest.setdefault(name, []).append(taken.latest_us)
+                arrived[name] = max(arrived.get(name, 0), taken.arrived_us)
+        for name, numbers in segments.items():
+            first = self.positions.get(name, 0) + 1
+            if sorted(numbers) != list(range(first, first + len(numbers))):
+                raise OutOfTurn(f"{name}: {sorted(numbers)} do not follow {first - 1}")
+        return {
+            name: PartitionState(
+                max(numbers), max(latest.get(name, []), default=None), arrived[name], idle=False
+            )
+            for name, numbers in segments.items()
+        }
+
+
+def positions_of(record: BatchRecord | None) -> dict[str, int]:
+    """The last segment of each partition that the journal holds after a batch."""
+    return {name: state.segment for name, state in record.partitions.items()} if record else {}
+
+
+def check_sums(reports: Sequence[Report]) -> None:
+    """Stop if the entries on the disk are not the events that were decoded."""
+    for report in reports:
+        if report.event_count != report.entry_event_count:
+            raise LedgerBug(f"{report.event_count} events became {report.entry_event_count} in the entries")
+        if report.sum_micros != report.entry_sum_micros:
+            raise LedgerBug(f"{report.sum_micros} micros became {report.entry_sum_micros} in the entries")
+        if len({file.path for file in report.files}) != len(report.files):
+            raise LedgerBug("a file was staged twice")
+
+
+def _steps_ms(reports: Sequence[Report], tasks_seconds: float) -> dict[str, float]:
+    """Milliseconds by step: the tasks' wall time, and what the busiest task spent on what."""
+    busiest = max(reports, key=lambda report: sum(report.seconds.values()))
+    steps = {"tasks": tasks_seconds, **busiest.seconds}
+    return {name: round(seconds * 1000, 1) for name, seconds in steps.items()}

@@ -1,0 +1,215 @@
+"""The pipeline's life: lock, Spark, the stream, the heartbeat, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.ledger.files import new_run
+from opentab.ledger.journal import Journal
+from opentab.log.directory import DirectoryLog
+from opentab.periods import to_us
+from opentab.pipeline.job import Job, OutOfTurn
+from opentab.pipeline.lock import HomeLock
+from opentab.pipeline.session import open_session
+from opentab.pipeline.source import segment_stream
+from opentab.pipeline.upkeep import Upkeep
+from opentab.records import BatchRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+HEARTBEAT_SECONDS = 1.0
+# Spark's file source remembers every file of a query: a fresh query now and then forgets them.
+QUERY_BATCHES_MAX = 2_000
+WAIT_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a watcher of the pipeline is told."""
+
+    record: BatchRecord | None
+    batches: int  # committed by this run
+    events: int
+    rejections: int
+    unread_segments: int
+    seconds: float  # the last batch took
+
+
+class Pipeline:
+    """Runs a home's stream until it is told to stop, or, once, until the log is read."""
+
+    def __init__(
+        self, home: Home, *, once: bool = False, take_over: bool = False,
+        watch: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:  # fmt: skip
+        self.home = home
+        self.once = once
+        self.take_over = take_over
+        self.watch = watch
+        self.run_id = new_run()
+        self._stop = threading.Event()
+        self._between_batches = threading.Lock()
+        self._error: BaseException | None = None
+        self._batches = self._events = self._rejections = 0
+        self._query_batches = 0
+        self._batch_seconds = 0.0
+        self._caught_up_us: int | None = None
+
+    def stop(self) -> None:
+        """Ask the pipeline to end after the batch that is under way."""
+        self._stop.set()
+
+    def run(self) -> Progress:
+        """Run to the end. What was committed stays, however this ends."""
+        lock = HomeLock(self.home.path, take_over=self.take_over)
+        try:
+            log = DirectoryLog(self.home.log_path)
+            log.create()
+            journal = Journal.create(self.home.ledger_path, self.home.identity)
+            self._job = Job(self.home, journal, log, run=self.run_id)
+            log.restore(self._job.positions)
+            log.archive_upto(self._job.positions)
+            log.restamp()
+            self._goal = {name: numbers[-1] for name, numbers in log.unread(self._job.positions).items()}
+            if not (self.once and self._reached_goal()):
+                self._run_spark()
+            return self._progress()
+        finally:
+            lock.release()
+
+    def _run_spark(self) -> None:
+        upkeep = self._upkeep = Upkeep(self.home, run=self.run_id)
+        heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        heart.start()
+        try:
+            spark = open_session(self.home)
+            upkeep.start()
+            while not self._finished():
+                self._run_query(spark)
+            self._stop.set()
+            upkeep.stop()
+            spark.stop()
+        finally:
+            self._stop.set()
+            heart.join()
+            shutil.rmtree(self.home.checkpoint_path / self.run_id, ignore_errors=True)
+
+    def _run_query(self, spark: SparkSession) -> None:
+        """One streaming query, on a checkpoint of its own: the journal says where it starts."""
+        checkpoint = self._fresh_checkpoint()
+        self._query_batches = 0
+        frame = segment_stream(spark, self._job.log, batch_events_max=self.home["pipeline.batch_events_max"])
+        pause_ms = int(self.home["pipeline.batch_pause"].total_seconds() * 1000)
+        query = (
+            frame.writeStream.foreachBatch(self._bill)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(processingTime=f"{pause_ms} milliseconds")
+            .start()
+        )
+        while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
+            self._stop.wait(WAIT_SECONDS)
+        self._end(query)
+
+    def _end(self, query: StreamingQuery) -> None:
+        if query.isActive:
+            with self._between_batches:
+                query.stop()
+        error, self._error = self._error, None
+        if isinstance(error, OutOfTurn):
+            return
+        if error is not None:
+            raise error
+        failure = query.exception()
+        if failure is not None and not self._finished():
+            raise OpentabError(
+                f"Spark stopped the stream: {str(failure).splitlines()[0][:300]}",
+                hint=f"see {self.home.logs_path / 'spark.log'}",
+                retry_helps=True,
+            )
+
+    def _bill(self, frame: DataFrame, _: int) -> None:
+        with self._between_batches:
+            if self._finished() or self._error is not None:
+                return
+            started = time.perf_counter()
+            try:
+                record = self._job.bill(frame)
+            except BaseException as error:
+                self._error = error
+                raise
+            self._query_batches += 1
+            if record is None:
+                return
+            self._batch_seconds = time.perf_counter() - started
+            self._batches += 1
+            self._events += record.event_count
+            self._rejections += record.rejection_count
+        self._upkeep.batch_committed()
+        self.watch(self._progress())
+
+    def _finished(self) -> bool:
+        return self._stop.is_set() or (self.once and self._reached_goal())
+
+    def _reached_goal(self) -> bool:
+        positions = self._job.positions
+        return all(positions.get(name, 0) >= number for name, number in self._goal.items())
+
+    def _progress(self) -> Progress:
+        return Progress(
+            record=self._job.last,
+            batches=self._batches,
+            events=self._events,
+            rejections=self._rejections,
+            unread_segments=self._unread(),
+            seconds=self._batch_seconds,
+        )
+
+    def _unread(self) -> int:
+        return sum(len(numbers) for numbers in self._job.log.unread(self._job.positions).values())
+
+    def _fresh_checkpoint(self) -> Path:
+        """An empty checkpoint. Whatever earlier runs left is of no use to anyone."""
+        root = self.home.checkpoint_path
+        root.mkdir(parents=True, exist_ok=True)
+        for old in root.iterdir():
+            if old.is_dir() and time.time() - old.stat().st_mtime > 60:
+                shutil.rmtree(old, ignore_errors=True)
+        checkpoint = root / self.run_id / new_run()
+        checkpoint.mkdir(parents=True)
+        return checkpoint
+
+    def _beat(self) -> None:
+        while True:
+            position = self._job.last.batch if self._job.last else 0
+            unread = self._unread()
+            now_us = to_us(datetime.now(UTC))
+            if unread == 0:
+                self._caught_up_us = now_us
+            heartbeat = Heartbeat(
+                at_us=now_us,
+                run=self.run_id,
+                pid=os.getpid(),
+                position=position,
+                caught_up=unread == 0,
+                caught_up_us=self._caught_up_us,
+                unread_segments=unread,
+            )
+            try:
+                write_heartbeat(self.home.ledger_path, heartbeat)
+            except OSError:
+                pass  # a full disk stops the stream with a message of its own
+            if self._stop.wait(HEARTBEAT_SECONDS):
+                return

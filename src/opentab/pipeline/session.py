@@ -1,0 +1,108 @@
+"""The Spark session of a home, with Spark's own noise in a file instead of on the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opentab.config import Home
+from opentab.errors import MachineError
+from opentab.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+"""
+
+# The work is done in Python: a JVM that compiles little starts sooner and leaves it the cores.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+
+SETTINGS = {
+    "spark.app.name": "opentab",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Many small segments make few tasks, not one task each.
+    "spark.sql.files.openCostInBytes": "65536",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "4",
+    "spark.python.worker.reuse": "true",
+}
+
+
+def open_session(home: Home) -> SparkSession:
+    """Start Spark as the home's settings say."""
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    local = home.spark["spark.master"].startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {
+        **SETTINGS,
+        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if local else {}),
+        "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
+        **home.spark,
+    }
+    log4j = _write_log4j(home.logs_path)
+    extra = settings.get("spark.driver.extraJavaOptions", "")
+    settings["spark.driver.extraJavaOptions"] = (
+        f"{JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
+    )
+    with quiet(home.logs_path / "spark.out"):
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, OSError) as error:
+            raise MachineError(
+                f"Spark did not start: {str(error).splitlines()[0]}",
+                hint=f"see {home.logs_path / 'spark.out'}",
+            ) from error
+
+
+@contextmanager
+def quiet(file: Path) -> Iterator[None]:
+    """Send what this process and the ones it starts write to its outputs into a file, for a while."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    saved = [os.dup(1), os.dup(2)]
+    try:
+        with file.open("ab") as target:
+            os.dup2(target.fileno(), 1)
+            os.dup2(target.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, handle in enumerate(saved, start=1):
+            os.dup2(handle, number)
+            os.close(handle)
+
+
+def _write_log4j(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "log4j2.properties"
+    path.write_text(LOG4J.format(file=directory / "spark.log"), encoding="utf-8")
+    return path

@@ -1,0 +1,76 @@
+"""What keeps the ledger small and quick, off the stream's path: compaction, snapshots, sweeping."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.ledger import balances
+from opentab.ledger.journal import Journal
+
+SWEEP_SECONDS = 600
+
+
+class Upkeep:
+    """A thread that works whenever enough batches have come in, and never holds one up."""
+
+    def __init__(self, home: Home, *, run: str) -> None:
+        self._home = home
+        self._run = run
+        self._wake = threading.Event()
+        self._stopping = False
+        self._swept = time.monotonic()
+        self._batches = 0
+        self._thread = threading.Thread(target=self._loop, name="upkeep", daemon=True)
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def batch_committed(self) -> None:
+        """Say that there is one more batch."""
+        self._batches += 1
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish what is under way, and no more."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        seen = 0
+        while not self._stopping:
+            self._wake.wait()
+            self._wake.clear()
+            if self._stopping or self._batches == seen:
+                continue
+            seen = self._batches
+            try:
+                self._work()
+            except OpentabError as error:
+                # Nothing is lost: the next batch wakes us again. The stream says if the disk is full.
+                self.error = error
+            except BaseException as error:
+                self.error = error
+                raise
+
+    def _work(self) -> None:
+        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        if journal is None:
+            return
+        keep_up(journal, self._home, run=self._run)
+        if time.monotonic() - self._swept > SWEEP_SECONDS:
+            journal.sweep()
+            self._swept = time.monotonic()
+
+
+def keep_up(journal: Journal, home: Home, *, run: str) -> None:
+    """Compact if there are many files, and write the balances if the last ones are old."""
+    journal.compact(run=run, files_max=home["pipeline.compact_files"])
+    snapshot = balances.latest(home.ledger_path)
+    if journal.position - snapshot.batch >= home["pipeline.snapshot_batches"]:
+        balances.write_snapshot(journal, home.calendar, run=run)
