@@ -227,7 +227,7 @@ def load(path: Path) -> Home:
     file = path / FILE_NAME
     try:
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"the home {path} is not a directory", hint="give another --home") from None
         return parse(path, {})

@@ -1,0 +1,295 @@
+"""The fast path and the exact path agree on any input, and both decide as the design says."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opentab.events import Reason, Rules
+from opentab.periods import Calendar, day_number, to_us
+from opentab.pipeline.decode import Decoded, decode, decode_exactly
+from opentab.pipeline.exact import Event, Refusal, judge
+
+RULES = Rules(
+    currency="EUR",
+    zone="UTC",
+    types=("MESSAGE", "DATA", "CALL", "PACK", "MISC"),
+    future_skew_us=86_400_000_000,
+    out_of_orderness_us=0,
+    allowed_lateness_us=0,
+    idle_after_us=0,
+)
+ARRIVED_US = to_us(datetime(2026, 3, 1, tzinfo=UTC))
+CALENDARS = {zone: Calendar(zone) for zone in ("UTC", "Europe/Berlin", "America/St_Johns")}
+
+
+def verdict(line: str | bytes, zone: str = "UTC") -> Event | Refusal:
+    raw = line.encode() if isinstance(line, str) else line
+    return judge(raw, arrived_us=ARRIVED_US, rules=RULES, calendar=CALENDARS[zone])
+
+
+def rows(decoded: Decoded) -> list[tuple[object, ...]]:
+    columns = (decoded.at_us.tolist(), decoded.day.tolist(), decoded.customer.to_pylist())
+    return sorted(zip(*columns, decoded.type.to_pylist(), decoded.amount_micros.tolist(), strict=True))
+
+
+def check_agree(lines: list[bytes], zone: str = "UTC") -> None:
+    arrived_us = np.full(len(lines), ARRIVED_US)
+    fast = decode(lines, arrived_us=arrived_us, rules=RULES, calendar=CALENDARS[zone])
+    exact = decode_exactly(lines, arrived_us=arrived_us, rules=RULES, calendar=CALENDARS[zone])
+    assert rows(fast) == rows(exact)
+    assert fast.refusals == exact.refusals
+
+
+def plain(**fields: object) -> str:
+    base = {"time": "2026-01-31T22:15:04.120Z", "customer": "emma", "type": "CALL", "amount": "0.1250"}
+    return json.dumps({key: value for key, value in {**base, **fields}.items() if value is not ...})
+
+
+def envelope(**fields: object) -> str:
+    base: dict[str, object] = {
+        "specversion": "1.0", "id": "a", "source": "s", "type": "usage", "subject": "emma",
+        "time": "2026-01-31T22:15:04.120Z", "data": {"type": "CALL", "amount": "0.1250"},
+    }  # fmt: skip
+    return json.dumps({key: value for key, value in {**base, **fields}.items() if value is not ...})
+
+
+EMMA = Event(
+    to_us(datetime(2026, 1, 31, 22, 15, 4, 120_000, UTC)),
+    day_number(datetime(2026, 1, 31).date()),
+    "emma",
+    "CALL",
+    125_000,
+)  # noqa: DTZ001, E501
+
+
+@pytest.mark.parametrize(
+    "line", [plain(), envelope(id=...), plain(extra={"x": [1, {"y": "z"}]}), plain(currency="EUR")]
+)
+def test_both_forms_say_the_same(line: str) -> None:
+    assert verdict(line) == EMMA
+    check_agree([line.encode()])
+
+
+AMOUNTS = {
+    "1": 1_000_000, "0": 0, "-0.5": -500_000, "+2.25": 2_250_000, "007.10": 7_100_000, "0.000001": 1,
+    "999999999.999999": 999_999_999_999_999, "-999999999.999999": -999_999_999_999_999,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "micros"), AMOUNTS.items())
+def test_amounts_that_count(text: str, micros: int) -> None:
+    judged = verdict(plain(amount=text))
+    assert isinstance(judged, Event)
+    assert judged.amount_micros == micros
+    check_agree([plain(amount=text).encode()])
+
+
+def test_a_number_is_taken_by_its_exact_text() -> None:
+    line = b'{"time":1769897704120,"customer":"emma","type":"CALL","amount":0.1250}'
+    assert verdict(line) == EMMA
+    assert verdict(line.replace(b"0.1250", b"0.12500000000000001")) == Refusal(
+        Reason.AMOUNT_PRECISION, "'0.12500000000000001' has more than 6 decimals"
+    )
+    check_agree([line, line.replace(b"0.1250", b"0.12500000000000001")])
+
+
+TIMES = {
+    "2026-01-31T22:15:04.120Z": "2026-01-31T22:15:04.120000",
+    "2026-01-31t22:15:04.12z": "2026-01-31T22:15:04.120000",
+    "2026-01-31 22:15:04+00:00": "2026-01-31T22:15:04",
+    "2026-01-31T22:15:04-00:00": "2026-01-31T22:15:04",
+    "2026-01-31T23:15:04+01:00": "2026-01-31T22:15:04",
+    "2026-01-31T22:15:04.1234567890123Z": "2026-01-31T22:15:04.123456",
+    "2024-02-29T00:00:00Z": "2024-02-29T00:00:00",
+    "2016-12-31T23:59:60Z": "2016-12-31T23:59:59.999999",
+    "2017-01-01T00:59:60+01:00": "2016-12-31T23:59:59.999999",
+    "0001-01-01T00:00:00Z": "0001-01-01T00:00:00",
+    "1969-12-31T23:59:59.999999Z": "1969-12-31T23:59:59.999999",
+}
+
+
+@pytest.mark.parametrize(("text", "instant"), TIMES.items())
+def test_times_in_every_shape(text: str, instant: str) -> None:
+    judged = verdict(plain(time=text))
+    assert isinstance(judged, Event), judged
+    assert judged.at_us == to_us(datetime.fromisoformat(instant).replace(tzinfo=UTC))
+    check_agree([plain(time=text).encode()])
+
+
+LONG = "x" * 10_000
+REFUSED = [
+    (b"", Reason.NOT_JSON), (b"nonsense", Reason.NOT_JSON), (plain()[:-3], Reason.NOT_JSON),
+    (plain() + plain(), Reason.NOT_JSON), (b"\xff" + plain().encode(), Reason.NOT_JSON),
+    (plain().encode().replace(b"emma", b"em\xc3"), Reason.NOT_JSON), (plain().encode() + b"\x00", Reason.NOT_JSON),
+    ('{"a":NaN}', Reason.NOT_JSON), ('{"a":Infinity}', Reason.NOT_JSON), ('{"a":01}', Reason.NOT_JSON),
+    (plain()[:-1] + ',"time":1}', Reason.NOT_JSON), (plain()[:-1] + ',"x":{"y":1,"y":1}}', Reason.NOT_JSON),
+    (plain()[:-1] + ',"x" :1,"x" :1}', Reason.NOT_JSON), (plain(customer="em\ud800ma"), Reason.NOT_JSON),
+    ("[" * 1000 + "]" * 1000, Reason.NOT_JSON), ("[" * 100_000, Reason.NOT_JSON),
+    (plain(x=json.loads("[" * 100 + "]" * 100)), Reason.NOT_JSON),
+    (b"\xef\xbb\xbf" + plain().encode(), Reason.NOT_JSON), ("{'time':1}", Reason.NOT_JSON),
+    ("[]", Reason.WRONG_TYPE), ("42", Reason.WRONG_TYPE), ("null", Reason.WRONG_TYPE), ('"text"', Reason.WRONG_TYPE),
+    ("{}", Reason.MISSING_FIELD), (plain(amount=...), Reason.MISSING_FIELD), (plain(time=..., customer=5), Reason.MISSING_FIELD),
+    (envelope(subject=...), Reason.MISSING_FIELD), (envelope(data={"type": "CALL"}), Reason.MISSING_FIELD),
+    (envelope(data=...), Reason.MISSING_FIELD),
+    (plain(customer=5), Reason.WRONG_TYPE), (plain(type=None), Reason.WRONG_TYPE), (plain(amount=True), Reason.WRONG_TYPE),
+    (plain(amount=["1"]), Reason.WRONG_TYPE), (plain(time=1.5), Reason.WRONG_TYPE), (plain(time={}), Reason.WRONG_TYPE),
+    (plain(id=7), Reason.WRONG_TYPE), (plain(currency=1, time="never"), Reason.WRONG_TYPE),
+    (envelope(specversion="2.0"), Reason.WRONG_TYPE), (envelope(data="x"), Reason.WRONG_TYPE), (envelope(specversion=1.0), Reason.WRONG_TYPE),
+    (plain(time="yesterday"), Reason.BAD_TIME), (plain(time="2026-01-31T22:15:04"), Reason.BAD_TIME),
+    (plain(time="2026-02-30T00:00:00Z"), Reason.BAD_TIME), (plain(time="2026-01-31T24:00:00Z"), Reason.BAD_TIME),
+    (plain(time="2026-01-31T22:15Z"), Reason.BAD_TIME), (plain(time="2026-01-31T22:15:04+0100"), Reason.BAD_TIME),
+    (plain(time="2026-01-31T22:15:04.Z"), Reason.BAD_TIME), (plain(time="2026-01-31T22:15:60Z"), Reason.BAD_TIME),
+    (plain(time="2026-01-31T22:15:04+24:00"), Reason.BAD_TIME), (plain(time="0000-01-01T00:00:00Z"), Reason.BAD_TIME),
+    (plain(time="２026-01-31T22:15:04Z"), Reason.BAD_TIME), (plain(time=""), Reason.BAD_TIME),
+    (plain(time=10**30), Reason.BAD_TIME), (plain(time=-(10**17)), Reason.BAD_TIME), (plain(time="2026-1-31T22:15:04Z"), Reason.BAD_TIME),
+    (plain(time="2026-03-02T00:00:00.000001Z"), Reason.TIME_IN_FUTURE), (plain(time="9999-12-31T23:59:59Z"), Reason.TIME_IN_FUTURE),
+    (plain(time=to_us(datetime(2026, 3, 3, tzinfo=UTC)) // 1000, amount="x"), Reason.TIME_IN_FUTURE),
+    (plain(amount=""), Reason.BAD_AMOUNT), (plain(amount="1e3"), Reason.BAD_AMOUNT), (plain(amount=".5"), Reason.BAD_AMOUNT),
+    (plain(amount="5."), Reason.BAD_AMOUNT), (plain(amount="1,000"), Reason.BAD_AMOUNT), (plain(amount=" 1"), Reason.BAD_AMOUNT),
+    (plain(amount="1").replace('"1"', "1e400"), Reason.BAD_AMOUNT), (plain(amount="٣"), Reason.BAD_AMOUNT),
+    (plain(amount="--1"), Reason.BAD_AMOUNT), (plain(amount="NaN"), Reason.BAD_AMOUNT), (plain(amount="1.2.3"), Reason.BAD_AMOUNT),
+    (plain(amount="1000000000"), Reason.AMOUNT_OUT_OF_RANGE), (plain(amount="-1000000000.0000000"), Reason.AMOUNT_OUT_OF_RANGE),
+    (plain(amount="9" * 5000), Reason.AMOUNT_OUT_OF_RANGE), (plain(amount="0.0000001"), Reason.AMOUNT_PRECISION),
+    (plain(amount="0.1000000"), Reason.AMOUNT_PRECISION),
+    (plain(currency="USD"), Reason.CURRENCY_MISMATCH), (plain(currency="eur", type="X"), Reason.CURRENCY_MISMATCH),
+    (plain(currency=""), Reason.CURRENCY_MISMATCH),
+    (plain(type="call"), Reason.UNKNOWN_TYPE), (plain(type="", customer=""), Reason.UNKNOWN_TYPE),
+    (plain(customer=""), Reason.BAD_CUSTOMER), (plain(customer="."), Reason.BAD_CUSTOMER), (plain(customer=".."), Reason.BAD_CUSTOMER),
+    (plain(customer="a\nb"), Reason.BAD_CUSTOMER), (plain(customer="a\x7f"), Reason.BAD_CUSTOMER), (plain(customer="a\x85"), Reason.BAD_CUSTOMER),
+    (plain(customer="\x00"), Reason.BAD_CUSTOMER), (plain(customer=LONG), Reason.BAD_CUSTOMER), (plain(customer="é" * 129), Reason.BAD_CUSTOMER),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "reason"), REFUSED)
+def test_every_reason_in_its_precedence(line: str | bytes, reason: Reason) -> None:
+    judged = verdict(line)
+    assert isinstance(judged, Refusal), judged
+    assert judged.reason is reason
+    check_agree([line.encode() if isinstance(line, str) else line])
+
+
+@pytest.mark.parametrize(
+    "customer",
+    ['"quoted"', "a/b", "c%2F3", "😀", "Zoë", "...", "\u00a0", "é" * 128, "x" * 256, "\ufeff", "a b"],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_customers_that_may_be(customer: str, ascii_only: bool) -> None:
+    line = json.dumps(json.loads(plain(customer=customer)), ensure_ascii=ascii_only)
+    judged = verdict(line)
+    assert isinstance(judged, Event)
+    assert judged.customer == customer
+    check_agree([line.encode()])
+
+
+def test_what_surrounds_an_event_does_not_matter() -> None:
+    line = plain().encode()
+    lines = [
+        line,
+        b"  " + line + b"\r",
+        b"",
+        b" \t\r",
+        line.replace(b'":', b'" : '),
+        line.replace(b'"time"', b'"\\u0074ime"'),
+    ]
+    check_agree(lines)
+    decoded = decode(lines, arrived_us=np.full(6, ARRIVED_US), rules=RULES, calendar=CALENDARS["UTC"])
+    assert len(decoded.at_us) == 4
+    assert decoded.refusals == []
+
+
+def test_an_envelope_is_read_as_one_even_if_it_looks_plain() -> None:
+    both = {**json.loads(plain(customer="plain")), **json.loads(envelope(subject="wrapped", type="CALL"))}
+    judged = verdict(json.dumps(both))
+    assert isinstance(judged, Event)
+    assert judged.customer == "wrapped"
+    check_agree([json.dumps(both).encode()])
+
+
+def test_large_lines_and_deep_ones() -> None:
+    deep = plain(x=json.loads("[" * 99 + "]" * 99))
+    check_agree(
+        [plain(x="y" * 10_000_000).encode(), deep.encode(), plain(customer="z" * 10_000_000).encode()]
+    )
+    assert isinstance(verdict(deep), Event)
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.just([]), st.just({}),
+    st.sampled_from(["", ".", "..", "a\x7f", "a\x80", "1e3", "5.", ".5", "+1", "1.1234567", "1" * 12, "EUR", "USD"]),
+)  # fmt: skip
+digits = st.text("0123456789", min_size=1, max_size=11)
+amounts = st.one_of(
+    st.builds(lambda s, u, f: s + u + f, st.sampled_from(["", "", "-", "+"]), digits, st.one_of(st.just(""), digits.map(lambda d: "." + d[:8]))),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(10**10), 10**10),
+)  # fmt: skip
+times = st.one_of(
+    st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)).map(lambda d: d.isoformat() + "Z"),  # noqa: DTZ001
+    st.datetimes(datetime(2026, 1, 1), datetime(2026, 3, 4)).map(
+        lambda d: d.isoformat(timespec="milliseconds") + "+05:30"
+    ),  # noqa: DTZ001
+    st.integers(1_700_000_000_000, 1_773_000_000_000),
+    st.from_regex(
+        r"\A\d{4}-[01]\d-[0-3]\d[Tt ][0-2]\d:[0-6]\d:[0-6]\d(\.\d{1,8})?(Z|z|[+-][0-2]\d:[0-6]\d)\Z"
+    ),
+)
+good = st.fixed_dictionaries(
+    {
+        "time": times,
+        "customer": st.text(min_size=1, max_size=10),
+        "type": st.sampled_from(RULES.types),
+        "amount": amounts,
+    },
+    optional={"id": st.text(max_size=5), "currency": st.sampled_from(["EUR", "EUR", "USD"]), "extra": values},
+)
+mixed = st.builds(
+    lambda a, b: {**a, **b},
+    good,
+    st.dictionaries(
+        st.sampled_from(["time", "customer", "type", "amount", "id", "currency"]), values, max_size=2
+    ),
+)
+wrapped = st.builds(
+    lambda e, v: {"specversion": v, "subject": e["customer"], "time": e["time"], "data": {k: e[k] for k in ("type", "amount")}, "id": "i"},
+    good, st.sampled_from(["1.0", "1.0", "1.0", "2.0"]),
+)  # fmt: skip
+objects = st.one_of(good, good, mixed, wrapped).map(lambda o: json.dumps(o).encode())
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> bytes:
+    line = bytearray(draw(objects))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(line)))
+        match draw(st.integers(0, 3)):
+            case 0:
+                line[at:at] = draw(
+                    st.sampled_from(
+                        [b'"', b"\\", b",", b'"x":1,', b"\xff", b"\x00", b" ", b"{", b"\\u00e9", b'"time":1,']
+                    )
+                )
+            case 1:
+                del line[at : at + draw(st.integers(1, 4))]
+            case 2:
+                line[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case 3:
+                line += bytes(line[at:])
+    return bytes(line).replace(b"\n", b" ")
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(
+        st.one_of(objects, objects, broken(), st.binary(max_size=20).map(lambda b: b.replace(b"\n", b""))),
+        max_size=30,
+    ),
+    st.sampled_from(list(CALENDARS)),
+)
+def test_fast_and_exact_agree_on_any_input(lines: list[bytes], zone: str) -> None:
+    check_agree(lines, zone)

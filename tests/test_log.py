@@ -1,0 +1,151 @@
+"""The embedded log: durable, numbered without gaps, and no dearer when it is old."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opentab.errors import DiskFull, InputError, LogError, SegmentDamaged
+from opentab.log import DirectoryLog, Producer, read_segment
+from opentab.log.ingest import ingest
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DirectoryLog:
+    return DirectoryLog(tmp_path / "log")
+
+
+def body_of(log: DirectoryLog, partition: str, number: int) -> bytes:
+    path = log.find(partition, number)
+    assert path is not None
+    return bytes(read_segment(path).body)
+
+
+def test_a_segment_holds_the_bytes_and_the_arrival_time(log: DirectoryLog) -> None:
+    arrived = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    number = Producer(log, clock=lambda: arrived).append(b"a\r\nb\x00\xff\n")
+    segment = read_segment(log.incoming_path("default", number))
+    assert bytes(segment.body) == b"a\r\nb\x00\xff\n"
+    assert (segment.header.number, segment.header.lines, segment.header.partition) == (1, 2, "default")
+    assert datetime.fromtimestamp(segment.header.arrived_us / 1e6, UTC) == arrived
+
+
+def test_arrival_goes_forward_even_if_the_clock_does_not(log: DirectoryLog) -> None:
+    clock = iter([datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)])
+    producer = Producer(log, clock=lambda: next(clock))
+    first, second = producer.append(b"a"), producer.append(b"b")
+    assert log.header("default", first).arrived_us < log.header("default", second).arrived_us
+    later = Producer(log, clock=lambda: datetime(2025, 1, 1, tzinfo=UTC)).append(b"c")
+    assert log.header("default", second).arrived_us < log.header("default", later).arrived_us
+
+
+def _append_many(path: Path, name: str) -> None:
+    producer = Producer(DirectoryLog(path))
+    for i in range(50):
+        producer.append(f"{name}-{i}\n".encode())
+
+
+def test_many_producers_share_one_partition(log: DirectoryLog) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_append_many, args=(log.path, f"p{i}")) for i in range(3)]
+    for process in processes:
+        process.start()
+    archived = 0
+    while any(process.is_alive() for process in processes):
+        numbers = log.pending().get("default", [])
+        archived += log.archive_upto({"default": numbers[len(numbers) // 2]}) if numbers else 0
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    bodies = [body_of(log, "default", n) for n in range(1, 151)]
+    assert log.find("default", 151) is None
+    assert sorted(bodies) == sorted(f"p{i}-{k}\n".encode() for i in range(3) for k in range(50))
+    assert archived > 0
+
+
+def test_the_newest_segment_is_never_archived(log: DirectoryLog) -> None:
+    producer = Producer(log)
+    for _ in range(3):
+        producer.append(b"x")
+    assert log.archive_upto({"default": 3}) == 2
+    assert log.pending() == {"default": [3]}
+    assert Producer(log).append(b"y") == 4
+    assert log.unread({"default": 3}) == {"default": [4]}
+    assert log.archive_upto({"default": 4}) == 1
+
+
+def test_a_ledger_restored_to_an_earlier_batch_finds_its_segments(log: DirectoryLog) -> None:
+    producer = Producer(log)
+    for _ in range(5):
+        producer.append(b"x")
+    log.archive_upto({"default": 5})
+    assert log.restore({"default": 2}) == 2
+    assert log.pending() == {"default": [3, 4, 5]}
+
+
+def test_damage_is_seen(log: DirectoryLog) -> None:
+    number = Producer(log).append(b"some line\n")
+    path = log.incoming_path("default", number)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SegmentDamaged, match="damaged"):
+        read_segment(path)
+    path.write_bytes(b"hello\n")
+    with pytest.raises(SegmentDamaged, match="not a log segment"):
+        read_segment(path)
+    path.unlink()
+    with pytest.raises(LogError, match="is gone"):
+        log.header("default", number)
+
+
+def test_a_lost_newest_segment_is_not_numbered_again(log: DirectoryLog) -> None:
+    producer = Producer(log)
+    producer.append(b"a")
+    producer.append(b"b")
+    log.archive_upto({"default": 2})
+    log.incoming_path("default", 2).unlink()
+    with pytest.raises(LogError, match="newest segment"):
+        Producer(log).append(b"c")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", "x" * 65])
+def test_partition_names_are_checked(log: DirectoryLog, name: str) -> None:
+    with pytest.raises(InputError, match="cannot name a log partition"):
+        Producer(log, name)
+
+
+def test_a_full_disk_is_said_plainly(log: DirectoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(log)
+
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskFull, match="no space left"):
+            producer.append(b"x")
+    assert list(log.aside.iterdir()) == []
+    assert producer.append(b"x") == 1
+
+
+@given(st.binary(max_size=300), st.integers(1, 40), st.integers(1, 5))
+def test_ingest_keeps_every_byte(data: bytes, size: int, lines_max: int) -> None:
+    segments: list[bytes] = []
+
+    class Recorder:
+        def append(self, body: bytes) -> int:
+            segments.append(body)
+            return len(segments)
+
+    chunks = [data[i : i + size] for i in range(0, len(data), size)]
+    count = ingest(iter(chunks), Recorder(), lines_max=lines_max)  # type: ignore[arg-type]
+    assert b"".join(segments) == data
+    assert all(body.count(b"\n") <= lines_max for body in segments)
+    assert count == data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
