@@ -1,0 +1,496 @@
+"""The simulated telecom keeps its word: bills to the micro, disorder within the bound, every option."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opentab.config import Home, parse
+from opentab.errors import InputError
+from opentab.events import Reason
+from opentab.lab import telecom as lab
+from opentab.lab.generator import Outcome, Plan, generate, read_bills, read_rejections, write_lines
+from opentab.log import DirectoryLog, read_segment
+from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
+from opentab.money import format_micros
+from opentab.pipeline.exact import Event, Refusal, judge
+
+NOW = datetime(2026, 7, 15, 12, tzinfo=UTC)
+HOUR_MS = 3_600_000
+BOUND_MS = 12 * HOUR_MS
+LATENESS_MS = 72 * HOUR_MS
+
+
+def home_at(path: Path, **billing: Any) -> Home:
+    return parse(path, {"billing": billing})
+
+
+def at_now() -> datetime:
+    return NOW
+
+
+def segments(home: Home) -> dict[str, list[bytes]]:
+    """The bodies in the log, by partition, in order."""
+    log = DirectoryLog(home.log_path)
+    return {
+        partition: [bytes(read_segment(log.incoming_path(partition, number)).body) for number in numbers]
+        for partition, numbers in log.pending().items()
+    }
+
+
+def lines(home: Home) -> dict[str, list[bytes]]:
+    return {name: b"".join(bodies).splitlines() for name, bodies in segments(home).items()}
+
+
+@dataclass(frozen=True)
+class Read:
+    """An event as this test reads it: json and Decimal, none of our own code."""
+
+    time_ms: int
+    customer: str
+    type: str
+    amount: Decimal
+    id: str | None
+
+    @property
+    def period(self) -> str:
+        return datetime.fromtimestamp(self.time_ms / 1000, UTC).strftime("%Y-%m")
+
+
+def read(line: bytes) -> Read:
+    event = json.loads(line, parse_float=Decimal)
+    data, customer = event, event.get("customer")
+    if "specversion" in event:
+        data, customer = event["data"], event["subject"]
+        assert event["specversion"] == "1.0"
+        assert event["source"] and event["type"] and event["id"]
+    time = event["time"]
+    if isinstance(time, str):
+        time = round(datetime.fromisoformat(time).timestamp() * 1000)
+    return Read(time, customer, data["type"], Decimal(data["amount"]), event.get("id"))
+
+
+def good(home: Home, raw: list[bytes]) -> list[bytes]:
+    """The lines that can be billed, duplicates once."""
+    seen: set[str] = set()
+    kept = []
+    for line in raw:
+        verdict = judge(line, arrived_us=lab_us(NOW), rules=home.rules, calendar=home.calendar)
+        if isinstance(verdict, Event) and (verdict.id is None or verdict.id not in seen):
+            kept.append(line)
+            seen.add(verdict.id or "")
+    return kept
+
+
+def lab_us(instant: datetime) -> int:
+    return round(instant.timestamp() * 1_000_000)
+
+
+def added_up(events: list[Read]) -> dict[tuple[str, str], Decimal]:
+    bills: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    for event in events:
+        bills[event.period, event.customer] += event.amount
+    return dict(bills)
+
+
+def expected(home: Home) -> dict[tuple[str, str], Decimal]:
+    return {key: Decimal(micros).scaleb(-6) for key, micros in read_bills(home.expected_path).items()}
+
+
+def settled(plan: Plan, home: Home) -> lab.Telecom:
+    return lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(NOW))
+
+
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 250_000_000), st.integers(1, 300)), min_size=1, max_size=30),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_total_is_the_sum_of_its_parts(parts: list[tuple[int, int]], seed: int) -> None:
+    totals, counts = (np.array(column, dtype=np.int64) for column in zip(*parts, strict=True))
+    cut = lab.split(totals, counts, np.random.default_rng(seed))
+    assert len(cut) == counts.sum()
+    assert np.add.reduceat(cut, np.cumsum(counts) - counts).tolist() == totals.tolist()
+    least = np.repeat(totals >= counts, counts)
+    assert (cut >= least).all()
+
+
+@given(st.lists(st.integers(0, 2**60), max_size=50), st.booleans())
+def test_order_of_arrival_is_a_stable_sort(arrivals: list[int], narrow: bool) -> None:
+    arrival_ms = np.array([a % 7 if narrow else a for a in arrivals], dtype=np.int64)
+    wanted = sorted(range(len(arrivals)), key=lambda i: (arrival_ms[i], i))
+    assert lab.arrival_order(arrival_ms).tolist() == wanted
+
+
+def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    generate(Plan(seed=5, months=2), home, clock=at_now)
+    events = [read(line) for line in lines(home)["default"]]
+    bills = added_up(events)
+    assert bills == expected(home)
+    assert {customer: bills["2026-06", customer] for _, customer in bills} == {
+        "emma": 100, "olivia": 80, "sophia": 120, "ava": 60, "isa": 20,
+        "noah": 200, "william": 250, "liam": 30, "jacob": 40,
+    }  # fmt: skip
+    assert {period for period, _ in bills} == {"2026-05", "2026-06"}
+    by_customer = Counter((event.period, event.customer) for event in events)
+    assert all(9_500 <= count <= 10_500 for count in by_customer.values())
+    assert len({(event.customer, event.type) for event in events}) == 9 * 5
+    assert 0.75 < sum(event.id is not None for event in events) / len(events) < 0.85
+    assert any(event.amount % Decimal("0.01") for event in events)
+    ids = [event.id for event in events if event.id]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_thousand_customers_with_everything_at_once(tmp_path: Path) -> None:
+    """Bad rows and duplicates left out, what is in the log is what bills.csv says."""
+    home = home_at(tmp_path)
+    plan = Plan(
+        seed=7, customers=1000, events_per_customer=8, months=3, sources=3,
+        late_share=0.05, beyond_share=0.05, duplicate_share=0.05, bad_share=0.05,
+        cloudevents_share=0.2, variety_share=0.3,
+        lag=timedelta(minutes=30), silence=timedelta(days=1),
+    )  # fmt: skip
+    outcome = generate(plan, home, clock=at_now)
+    raw = [line for partition in lines(home).values() for line in partition]
+    assert outcome == Outcome(("2026-04", "2026-05", "2026-06"), len(raw), len(raw), 24_000, finished=True)
+    assert len(raw) == 24_000 + 3 * 400 + 3 * 400
+    kept = good(home, raw)
+    events = [read(line) for line in kept]
+    assert added_up(events) == expected(home)
+    assert min(expected(home).values()) >= 1 and max(expected(home).values()) <= 250
+
+    # Our own reading of each line is the same, whatever its spelling.
+    for line, event in zip(kept, events, strict=True):
+        verdict = judge(line, arrived_us=lab_us(NOW), rules=home.rules, calendar=home.calendar)
+        assert isinstance(verdict, Event)
+        assert (verdict.at_us, verdict.customer, verdict.type, verdict.id) == (
+            event.time_ms * 1000, event.customer, event.type, event.id,
+        )  # fmt: skip
+        assert format_micros(verdict.amount_micros) == f"{event.amount:.6f}"
+
+    types: dict[tuple[str, str], tuple[Decimal, int]] = defaultdict(lambda: (Decimal(), 0))
+    for event in events:
+        total, count = types[event.period, event.type]
+        types[event.period, event.type] = (total + event.amount, count + 1)
+    rows = (home.expected_path / "types.csv").read_text().splitlines()
+    assert rows[0] == "period,type,total,events"
+    assert sorted(rows[1:]) == sorted(f"{p},{t},{total:.6f},{n}" for (p, t), (total, n) in types.items())
+    assert (
+        (home.expected_path / "bills.csv")
+        .read_text()
+        .startswith("period,customer,total\n2026-04,c0000000,1.000000\n")
+    )
+
+
+def test_spellings_and_envelopes_are_all_there(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    plan = Plan(events_per_customer=300, variety_share=0.5, cloudevents_share=0.3)
+    write_lines(plan, home_at(tmp_path), file, clock=at_now)
+    raw = file.getvalue().splitlines()
+    kinds = Counter(
+        (type(event["time"]), "specversion" in event, type(event.get("data", event)["amount"]))
+        for event in map(json.loads, raw)
+    )
+    assert set(kinds) == {
+        (time, enveloped, amount)
+        for time, amount in ((str, str), (int, str), (str, float))
+        for enveloped in (False, True)
+    }
+    assert any(b'+05:30"' in line for line in raw) and any(b'-03:00"' in line for line in raw)
+
+
+def test_bad_rows_have_each_reason_and_no_other(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = Plan(events_per_customer=400, months=2, bad_share=0.04)
+    generate(plan, home, clock=at_now)
+    found: Counter[Reason] = Counter()
+    places = []
+    raw = lines(home)["default"]
+    for place, line in enumerate(raw):
+        verdict = judge(line, arrived_us=lab_us(NOW), rules=home.rules, calendar=home.calendar)
+        if isinstance(verdict, Refusal):
+            found[verdict.reason] += 1
+            places.append(place)
+    assert found == read_rejections(home.expected_path)
+    assert set(found) == set(Reason) - {Reason.CONFLICTING_DUPLICATE}
+    assert min(places) < len(raw) / 10 and max(places) > len(raw) * 0.9
+    assert (home.expected_path / "rejections.csv").read_text().startswith("reason,count\nnot_json,")
+
+
+def test_bad_rows_are_bad_in_every_home(tmp_path: Path) -> None:
+    home = home_at(tmp_path, currency="USD", types=["FAX", "A" * 64], zone="Asia/Kolkata")
+    generate(Plan(events_per_customer=50, bad_share=0.5), home, clock=at_now)
+    verdicts = Counter(
+        verdict.reason if isinstance(verdict, Refusal) else "event"
+        for verdict in (
+            judge(line, arrived_us=lab_us(NOW), rules=home.rules, calendar=home.calendar)
+            for line in lines(home)["default"]
+        )
+    )
+    bad_count = sum(verdicts.values()) - verdicts["event"]
+    assert bad_count == round(verdicts.pop("event") / 2)
+    assert verdicts == read_rejections(home.expected_path)
+
+
+def test_duplicates_are_the_same_bytes_a_little_later(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    generate(Plan(events_per_customer=500, duplicate_share=0.1), home, clock=at_now)
+    raw = lines(home)["default"]
+    first: dict[str, bytes] = {}
+    repeats = 0
+    for line in raw:
+        event_id = read(line).id
+        if event_id is not None and first.setdefault(event_id, line) is not line:
+            assert first[event_id] == line
+            repeats += 1
+    events = len(raw) - repeats
+    assert repeats == round(events * 0.1)
+    assert added_up([read(line) for line in good(home, raw)]) == expected(home)
+
+
+def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+    plan = Plan(
+        events_per_customer=200,
+        months=2,
+        sources=2,
+        bad_share=0.05,
+        duplicate_share=0.05,
+        cloudevents_share=0.1,
+    )
+    homes = [home_at(tmp_path / name) for name in "abc"]
+    for home, seed in zip(homes, (3, 3, 4), strict=True):
+        generate(replace(plan, seed=seed), home, clock=at_now)
+    assert segments(homes[0]) == segments(homes[1])
+    assert segments(homes[0]) != segments(homes[2])
+    # A month is the same whatever months go before it.
+    alone, both = io.BytesIO(), io.BytesIO()
+    quiet = replace(plan, bad_share=0.0, late_share=0.0)
+    write_lines(replace(quiet, months=1), homes[0], alone, clock=at_now)
+    write_lines(quiet, homes[0], both, clock=at_now)
+    assert set(alone.getvalue().splitlines()) <= set(both.getvalue().splitlines())
+
+
+@given(seed=st.integers(0, 2**40), hours=st.sampled_from([0, 1, 12, 100]), sources=st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_disorder_stays_within_the_bound(seed: int, hours: int, sources: int) -> None:
+    """In each partition no on-time event is behind the latest by more than the out-of-orderness."""
+    home = home_at(Path("unused"), out_of_orderness=f"{hours}h")
+    plan = Plan(
+        seed=seed, events_per_customer=200, months=2, sources=sources, late_share=0.0,
+        lag=timedelta(minutes=30), silence=timedelta(days=2),
+    )  # fmt: skip
+    rows = lab.Rows.concat(list(settled(plan, home).stream()))
+    for source in range(sources):
+        time_ms = rows.time_ms[rows.customer % sources == source]
+        assert (np.maximum.accumulate(time_ms) - time_ms).max() <= hours * HOUR_MS
+    if hours:
+        assert (np.diff(rows.time_ms) < 0).any()
+
+
+@given(seed=st.integers(0, 2**40), zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"]))
+@settings(max_examples=10, deadline=None)
+def test_late_events_are_late_and_beyond_ones_beyond(seed: int, zone: str) -> None:
+    """By the watermark that the stream itself makes: latest event time less the out-of-orderness."""
+    home = home_at(Path("unused"), zone=zone)
+    plan = Plan(seed=seed, events_per_customer=1000, months=3, late_share=0.03, beyond_share=0.02)
+    simulated = settled(plan, home)
+    months = list(simulated.stream())
+    rows = lab.Rows.concat(months)
+    assert (np.diff(rows.arrival_ms) >= 0).all()
+    latest = np.maximum.accumulate(rows.time_ms)
+    watermark = np.concatenate([[0], latest[:-1]]) - BOUND_MS
+    ends = np.array([home.calendar.end_us(period) // 1000 for period in simulated.periods])
+    starts = np.array([home.calendar.start_us(period) // 1000 for period in simulated.periods])
+    assert ((rows.time_ms >= starts[rows.month]) & (rows.time_ms < ends[rows.month])).all()
+    end = ends[rows.month]
+    for month in (0, 1):
+        mine = rows.month == month
+        beyond = mine & (watermark >= end + LATENESS_MS)
+        late = mine & (watermark >= end) & ~beyond
+        assert 0.02 < late.sum() / mine.sum() < 0.04
+        assert 0.01 < beyond.sum() / mine.sum() < 0.03
+        # The law holds the other way round, too: who was not made late is not.
+        assert (
+            rows.arrival_ms[mine & ~late & ~beyond] - rows.time_ms[mine & ~late & ~beyond] < BOUND_MS
+        ).all()
+    assert max(len(part) for part in months) < len(rows)
+
+
+def test_a_silent_source_is_silent_and_keeps_its_bills(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = Plan(
+        events_per_customer=500, months=2, sources=3, silence=timedelta(days=3), late_share=0.05,
+        bad_share=0.05, duplicate_share=0.05,
+    )  # fmt: skip
+    simulated = settled(plan, home)
+    rows = lab.Rows.concat(list(simulated.stream()))
+    for first_ms, last_ms in simulated.silent_windows_ms():
+        assert last_ms - first_ms == 3 * 24 * HOUR_MS
+        arrives = (rows.arrival_ms >= first_ms) & (rows.arrival_ms < last_ms)
+        happens = (rows.time_ms >= first_ms) & (rows.time_ms < last_ms) & (rows.bad == 0)
+        assert set((rows.customer[arrives] % 3).tolist()) == {1, 2}
+        assert set((rows.customer[happens] % 3).tolist()) == {1, 2}
+    generate(plan, home, clock=at_now)
+    kept = [read(line) for partition in lines(home).values() for line in good(home, partition)]
+    assert added_up(kept) == expected(home)
+
+
+def test_the_last_source_lags(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = Plan(events_per_customer=100, sources=2)
+    (prompt,) = settled(plan, home).stream()
+    (lagging,) = settled(replace(plan, lag=timedelta(minutes=30)), home).stream()
+    by_serial = [rows.take(np.argsort(rows.serial)) for rows in (prompt, lagging)]
+    delay_ms = by_serial[1].arrival_ms - by_serial[0].arrival_ms
+    assert (delay_ms == np.where(by_serial[0].customer % 2 == 1, HOUR_MS // 2, 0)).all()
+
+
+def test_a_customer_belongs_to_one_source(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    generate(Plan(events_per_customer=50, sources=4), home, clock=at_now)
+    found = {name: {read(line).customer for line in raw} for name, raw in lines(home).items()}
+    assert found == {
+        "source1": {"emma", "isa", "jacob"},
+        "source2": {"olivia", "noah"},
+        "source3": {"sophia", "william"},
+        "source4": {"ava", "liam"},
+    }
+
+
+def test_segments_are_no_larger_than_the_log_and_the_batch_allow(tmp_path: Path) -> None:
+    large = home_at(tmp_path / "large")
+    generate(Plan(events_per_customer=12_000), large, clock=at_now)
+    small = parse(tmp_path / "small", {"pipeline": {"batch_events_max": 70}})
+    generate(Plan(events_per_customer=100, sources=2), small, clock=at_now)
+    for home, lines_max in ((large, SEGMENT_LINES_MAX), (small, 70)):
+        bodies = [body for partition in segments(home).values() for body in partition]
+        assert len(bodies) > 1
+        assert all(body.count(b"\n") <= lines_max and len(body) <= SEGMENT_BYTES_MAX for body in bodies)
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.at = NOW
+        self.sleeps = 0
+
+    def clock(self) -> datetime:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        self.at += timedelta(seconds=seconds)
+
+
+def test_live_writes_everything_in_its_time(tmp_path: Path) -> None:
+    plan = Plan(events_per_customer=100, months=2, sources=2, month_seconds=3.0, late_share=0.05)
+    home, time = home_at(tmp_path / "live"), FakeTime()
+    seen: list[tuple[int, int, datetime]] = []
+    outcome = generate(
+        plan, home, clock=time.clock, sleep=time.sleep, progress=lambda *args: seen.append(args)
+    )
+    count = outcome.line_count
+    assert outcome.finished and 1_710 <= count == outcome.line_count_planned <= 1_890
+    # Two months of three seconds, and the late ones of the last.
+    assert timedelta(seconds=6) <= time.at - NOW < timedelta(seconds=7)
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+    assert seen[-1][:2] == (count, count)
+    assert seen[0][2] == datetime(2026, 5, 1, tzinfo=UTC)
+    assert len(segments(home)["source1"]) > 40
+    fast = home_at(tmp_path / "fast")
+    generate(replace(plan, month_seconds=None), fast, clock=at_now)
+    assert lines(home) == lines(fast)
+
+
+def test_live_stops_when_asked(tmp_path: Path) -> None:
+    home, time = home_at(tmp_path), FakeTime()
+    outcome = generate(
+        Plan(events_per_customer=100, month_seconds=3.0),
+        home,
+        clock=time.clock,
+        sleep=time.sleep,
+        stop=lambda: time.sleeps >= 10,
+    )
+    assert time.sleeps == 10
+    assert not outcome.finished
+    assert 0.2 < outcome.line_count / outcome.line_count_planned < 0.4
+    assert len(lines(home)["default"]) == outcome.line_count
+
+
+def test_fast_stops_when_asked(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    outcome = generate(Plan(events_per_customer=100), home, clock=at_now, stop=lambda: True)
+    assert (outcome.line_count, outcome.finished) == (0, False)
+    assert segments(home) == {}
+
+
+def test_more_months_are_added_to_what_is_expected(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    for first, seed in (("2026-01", 1), ("2026-03", 1), ("2026-01", 1)):
+        plan = Plan(seed=seed, events_per_customer=40, first_period=first, bad_share=0.05)
+        generate(plan, home, clock=at_now)
+    bills = read_bills(home.expected_path)
+    assert bills["2026-01", "emma"] == 200_000_000
+    assert bills["2026-03", "emma"] == 100_000_000
+    assert len(bills) == 18
+    # The run repeated has ids of its own, so no event of it passes for a duplicate.
+    raw = lines(home)["default"]
+    assert added_up([read(line) for line in good(home, raw)]) == expected(home)
+    assert sum(read_rejections(home.expected_path).values()) == 3 * 18
+    runs = json.loads((home.expected_path / "plan.json").read_text())["runs"]
+    assert [(run["run"], run["seed"], run["periods"]) for run in runs] == [
+        (0, 1, ["2026-01"]), (1, 1, ["2026-03"]), (2, 1, ["2026-01"]),
+    ]  # fmt: skip
+
+
+def test_what_is_expected_is_there_before_the_first_event(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+
+    def stop() -> bool:
+        assert len(read_bills(home.expected_path)) == 9
+        assert segments(home) == {}
+        return True
+
+    generate(Plan(events_per_customer=40), home, clock=at_now, stop=stop)
+
+
+def test_months_begin_and_end_in_the_billing_zone(tmp_path: Path) -> None:
+    home = home_at(tmp_path, zone="Pacific/Auckland")
+    generate(Plan(events_per_customer=2000), home, clock=at_now)
+    bills: Counter[tuple[str, str]] = Counter()
+    for line in lines(home)["default"]:
+        event = read(line)
+        bills[home.calendar.period_of(event.time_ms * 1000), event.customer] += int(event.amount.scaleb(6))
+    assert bills == read_bills(home.expected_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"customers": 0}, "0 customers"),
+        ({"late_share": 1.5}, "late_share 1.5"),
+        ({"late_share": 0.6, "beyond_share": 0.6}, "more than all"),
+        ({"first_period": "2026-13"}, "not a period"),
+        ({"first_period": "0001-01"}, "too long ago"),
+        ({"month_seconds": 0.0}, "too short"),
+        ({"silence": timedelta(days=30)}, "silence"),
+        ({"first_period": "2026-07"}, "not over yet"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(tmp_path: Path, options: dict[str, Any], fact: str) -> None:
+    with pytest.raises(InputError, match=fact):
+        generate(Plan(**options), home_at(tmp_path), clock=at_now)
+    assert not (tmp_path / "expected").exists()
