@@ -65,7 +65,7 @@ EMMA = Event(
     "emma",
     "CALL",
     125_000,
-)  # noqa: DTZ001, E501
+)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ amounts = st.one_of(
     st.integers(-(10**10), 10**10),
 )  # fmt: skip
 times = st.one_of(
-    st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)).map(lambda d: d.isoformat() + "Z"),  # noqa: DTZ001
+    st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)).map(lambda d: d.isoformat() + "Z"),
     st.datetimes(datetime(2026, 1, 1), datetime(2026, 3, 4)).map(
         lambda d: d.isoformat(timespec="milliseconds") + "+05:30"
-    ),  # noqa: DTZ001
+    ),
     st.integers(1_700_000_000_000, 1_773_000_000_000),
     st.from_regex(
         r"\A\d{4}-[01]\d-[0-3]\d[Tt ][0-2]\d:[0-6]\d:[0-6]\d(\.\d{1,8})?(Z|z|[+-][0-2]\d:[0-6]\d)\Z"

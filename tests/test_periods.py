@@ -30,7 +30,7 @@ ZONES = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
 zones = st.sampled_from(ZONES)
 instants = st.datetimes(datetime(1850, 1, 1), datetime(2100, 1, 1)).map(
     lambda d: to_us(d.replace(tzinfo=UTC))
-)  # noqa: DTZ001
+)
 days = st.dates(date(1850, 1, 2), date(2100, 1, 1)).map(day_number)
 
 

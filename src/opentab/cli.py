@@ -8,9 +8,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -26,6 +28,7 @@ FORMATS = click.Choice(["table", "csv", "json"])
 OK, DIFFERENT = 0, 1
 INTERRUPTED = 130
 OUR_BUG = 70
+BAR_BYTES_MIN = 16 * 2**20
 
 
 def main() -> None:
@@ -138,6 +141,91 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
                 file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size)
             )
     sys.stderr.write(f"{total:,} lines are in the log, partition {partition}\n")
+
+
+@commands.command()
+@click.option(
+    "--months", default=3, show_default=True, help="how many, the last one before the current month"
+)
+@click.option("--first-period", metavar="2026-01", help="the first month, if not the latest ones")
+@click.option("--customers", default=9, show_default=True, help="9: the named ones; else c0000000 and so on")
+@click.option("--events", default=10_000, show_default=True, help="about so many a customer and month")
+@click.option("--seed", default=1, show_default=True, help="the same seed makes the same events")
+@click.option(
+    "--month-seconds", type=float, help="live: a month lasts so long; else as fast as the disk allows"
+)
+@click.option("--late", default=0.01, show_default=True, help="share that comes after its month was closed")
+@click.option("--beyond", default=0.0, show_default=True, help="share that comes after its month was final")
+@click.option("--bad", default=0.0, show_default=True, help="extra lines that cannot be billed, as a share")
+@click.option(
+    "--duplicates", default=0.0, show_default=True, help="events with an id that come twice, as a share"
+)
+@click.option("--ids", default=0.8, show_default=True, help="share of events that have an id")
+@click.option("--cloudevents", default=0.0, show_default=True, help="share in CloudEvents envelopes")
+@click.option("--variety", default=0.02, show_default=True, help="share in other shapes of time and amount")
+@click.option("--sources", default=1, show_default=True, help="log partitions to spread the customers over")
+@click.option("--lag", metavar="30m", help="the last source comes later by this much")
+@click.option("--silence", metavar="10d", help="the first source is silent so long in mid-month")
+@click.option(
+    "--out", type=click.File("wb"), metavar="FILE", help="write JSON lines there instead of the log"
+)
+@at_home
+def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
+    """The simulated telecom: events whose monthly bill per customer is known beforehand."""
+    from opentab.lab.generator import Plan, write_lines
+    from opentab.lab.generator import generate as write_log
+
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    plan = Plan(
+        seed=options["seed"],
+        customers=options["customers"],
+        events_per_customer=options["events"],
+        months=options["months"],
+        first_period=options["first_period"],
+        month_seconds=options["month_seconds"],
+        sources=options["sources"],
+        id_share=options["ids"],
+        late_share=options["late"],
+        beyond_share=options["beyond"],
+        duplicate_share=options["duplicates"],
+        bad_share=options["bad"],
+        cloudevents_share=options["cloudevents"],
+        variety_share=options["variety"],
+        lag=_duration_option("--lag", options["lag"]),
+        silence=_duration_option("--silence", options["silence"]),
+    )
+    with _bar(0, "generating", always=True) as advance:
+        seen = 0
+
+        def progress(done: int, total: int, at: datetime) -> None:
+            nonlocal seen
+            advance(done - seen, total=total, label=f"{at:%Y-%m-%d}")
+            seen = done
+
+        if out is None:
+            outcome = write_log(plan, home, stop=lambda: stopping, progress=progress)
+        else:
+            outcome = write_lines(plan, home, out, stop=lambda: stopping, progress=progress)
+    periods = f"{outcome.periods[0]} to {outcome.periods[-1]}"
+    sys.stderr.write(f"{outcome.line_count:,} lines for {periods}; expected bills in {home.expected_path}\n")
+    if not outcome.finished:
+        raise InputError(
+            "stopped before all events were written", hint="the expected bills are those of all events"
+        )
+
+
+def _duration_option(name: str, text: str | None) -> timedelta:
+    try:
+        return config.parse_duration(text) if text else timedelta()
+    except ValueError:
+        raise InputError(f"{name} {text!r} is no duration", hint="for example 30m, 12h or 10d") from None
 
 
 @commands.command()
@@ -375,23 +463,22 @@ def open_journal(home: Home) -> Journal | None:
     return Journal.open(home.ledger_path, home.identity)
 
 
-def _bar(size: int, label: str) -> Any:
-    """A progress bar over bytes, on a terminal and for large work only."""
-    from contextlib import contextmanager
+@contextmanager
+def _bar(size: int, label: str, *, always: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, for large work; yields how to advance it."""
+    if not sys.stderr.isatty() or (size < BAR_BYTES_MIN and not always):
+        yield lambda step, **_: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
-    @contextmanager
-    def bar() -> Iterator[Callable[[int], None]]:
-        if size < 16 * 2**20 or not sys.stderr.isatty():
-            yield lambda _: None
-            return
-        from rich.console import Console
-        from rich.progress import Progress as Bar
+    with Bar(console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(label, total=size or None)
 
-        with Bar(console=Console(stderr=True), transient=True) as shown:
-            task = shown.add_task(label, total=size)
-            yield lambda step: shown.advance(task, step)
+        def advance(step: int, *, total: int | None = None, label: str | None = None) -> None:
+            shown.update(task, advance=step, total=total, description=label)
 
-    return bar()
+        yield advance
 
 
 if __name__ == "__main__":

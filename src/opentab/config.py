@@ -143,7 +143,7 @@ SETTINGS = [
     ),
     Setting("log", "uri", '"log"', _text, "a directory, relative to the home"),
     Setting(
-        "pipeline", "batch_events_max", "1000000", _count,
+        "pipeline", "batch_events_max", "2000000", _count,
         "a batch takes at most so many events, so a backlog needs no more memory",
     ),
     Setting("pipeline", "batch_pause", '"0s"', _duration, "the least time from batch to batch"),

@@ -14,6 +14,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     at_us: int
     run: str
     pid: int
+    streaming: bool  # Spark is up and the stream runs
     position: int
     caught_up: bool
     caught_up_us: int | None  # the last moment at which nothing was unread

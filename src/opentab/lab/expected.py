@@ -23,10 +23,10 @@ from typing import Any
 
 import polars as pl
 
+from opentab.disk import sync_directory
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.events import Reason
 from opentab.lab.telecom import BAD_REASONS, MonthTally, Telecom, bills_micros, customer_names
-from opentab.log.directory import sync_directory
 from opentab.periods import Period
 
 BILLS = "bills.csv"

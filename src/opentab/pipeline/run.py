@@ -67,6 +67,7 @@ class Pipeline:
         self._query_batches = 0
         self._batch_seconds = 0.0
         self._caught_up_us: int | None = None
+        self._streaming = False
 
     def stop(self) -> None:
         """Ask the pipeline to end after the batch that is under way."""
@@ -119,6 +120,7 @@ class Pipeline:
             .trigger(processingTime=f"{pause_ms} milliseconds")
             .start()
         )
+        self._streaming = True
         while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
             self._stop.wait(WAIT_SECONDS)
         self._end(query)
@@ -202,6 +204,7 @@ class Pipeline:
                 at_us=now_us,
                 run=self.run_id,
                 pid=os.getpid(),
+                streaming=self._streaming,
                 position=position,
                 caught_up=unread == 0,
                 caught_up_us=self._caught_up_us,
