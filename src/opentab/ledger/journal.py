@@ -111,7 +111,10 @@ class Journal:
 
     def refresh(self) -> None:
         """See what was committed since."""
-        self._table.update_incremental()
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise LedgerError(f"the journal {self.root} cannot be read: {error}") from error
         self._files = None
 
     @property
@@ -169,7 +172,7 @@ class Journal:
         try:
             self._table.update_incremental()
             if self.position != record.batch - 1:
-                raise _fenced(self.position)
+                raise fenced(self.position)
             batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
             self._write(
                 [add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch
@@ -178,7 +181,7 @@ class Journal:
             self._make_durable()
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
-                raise _fenced(record.batch) from error
+                raise fenced(record.batch) from error
             raise trouble(self.root, error) from error
         except (DeltaError, OSError) as error:
             raise trouble(self.root, error) from error
@@ -350,7 +353,8 @@ def _check_identity(configuration: Mapping[str, str | None], identity: dict[str,
             )
 
 
-def _fenced(position: int) -> Fenced:
+def fenced(position: int) -> Fenced:
+    """What a pipeline says when a batch is in the journal that is not its own."""
     return Fenced(
         f"another pipeline has taken over this home: batch {position} is its own",
         hint="this pipeline stops; nothing was counted twice",
@@ -358,6 +362,7 @@ def _fenced(position: int) -> Fenced:
 
 
 def trouble(root: Path, error: Exception) -> LedgerError | DiskFull:
+    """What an error of the tables means for a user."""
     if means_disk_full(error):
         return DiskFull(str(root))
     return LedgerError(f"the ledger {root} cannot be written: {error}", retry_helps=True)

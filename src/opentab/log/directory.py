@@ -98,14 +98,18 @@ class DirectoryLog:
             path = self.find(partition, number + 1)
             return path is not None and read_header(path).arrived_us <= upto_us
 
-    def header(self, partition: str, number: int) -> SegmentHeader:
+    def path_of(self, partition: str, number: int) -> Path:
+        """Where the segment lies now; it must be somewhere."""
         path = self.find(partition, number)
         if path is None:
             raise LogError(
                 f"segment {number} of log partition {partition!r} is gone from {self.path}",
                 hint="restore the log directory from a backup",
             )
-        return read_header(path)
+        return path
+
+    def header(self, partition: str, number: int) -> SegmentHeader:
+        return read_header(self.path_of(partition, number))
 
     def restamp(self) -> None:
         """Give every incoming file the time that its header names: copying a home loses it."""

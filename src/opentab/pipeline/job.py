@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.errors import PySparkException
 
 from opentab import crash
 from opentab.config import Home
@@ -93,6 +94,12 @@ class Job:
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
+        if isinstance(error, PySparkException):
+            return OpentabError(
+                f"a Spark task failed: {_last_line(str(error))}",
+                hint=f"see {self.home.logs_path / 'spark.log'}",
+                retry_helps=True,
+            )
         return error
 
     def _record(self, reports: Sequence[Report], started_us: int) -> BatchRecord:
@@ -160,6 +167,14 @@ def check_sums(reports: Sequence[Report]) -> None:
             raise LedgerBug(f"{report.sum_micros} micros became {report.entry_sum_micros} in the entries")
         if len({file.path for file in report.files}) != len(report.files):
             raise LedgerBug("a file was staged twice")
+
+
+def _last_line(text: str) -> str:
+    """The line of a Python worker's traceback that names the error."""
+    lines = [
+        line.strip() for line in text.split("JVM stacktrace", maxsplit=1)[0].splitlines() if line.strip()
+    ]
+    return (lines[-1] if lines else "no reason given")[:300]
 
 
 def _steps_ms(reports: Sequence[Report], tasks_seconds: float) -> dict[str, float]:

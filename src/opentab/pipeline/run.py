@@ -12,18 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.files import new_run
-from opentab.ledger.journal import Journal
+from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.job import Job, OutOfTurn
 from opentab.pipeline.lock import HomeLock
 from opentab.pipeline.session import open_session
 from opentab.pipeline.source import segment_stream
-from opentab.pipeline.upkeep import Upkeep
+from opentab.pipeline.upkeep import Upkeep, keep_up
 from opentab.records import BatchRecord
 
 if TYPE_CHECKING:
@@ -53,12 +55,13 @@ class Pipeline:
 
     def __init__(
         self, home: Home, *, once: bool = False, take_over: bool = False,
-        watch: Callable[[Progress], None] = lambda progress: None,
+        watch: Callable[[Progress], None] = lambda progress: None, spark: SparkSession | None = None,
     ) -> None:  # fmt: skip
         self.home = home
         self.once = once
         self.take_over = take_over
         self.watch = watch
+        self._spark = spark  # one that belongs to the caller
         self.run_id = new_run()
         self._stop = threading.Event()
         self._between_batches = threading.Lock()
@@ -96,13 +99,19 @@ class Pipeline:
         heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         heart.start()
         try:
-            spark = open_session(self.home)
+            spark = self._spark or open_session(self.home)
             upkeep.start()
             while not self._finished():
                 self._run_query(spark)
+            self._raise_error()
             self._stop.set()
             upkeep.stop()
-            spark.stop()
+            if self.once:
+                keep_up(self._job.journal, self.home, run=self.run_id)
+            if self._spark is None:
+                spark.stop()
+        except (Py4JError, ConnectionError) as error:
+            raise spark_died(self.home) from error
         finally:
             self._stop.set()
             heart.join()
@@ -129,11 +138,8 @@ class Pipeline:
         if query.isActive:
             with self._between_batches:
                 query.stop()
-        error, self._error = self._error, None
-        if isinstance(error, OutOfTurn):
+        if self._raise_error():
             return
-        if error is not None:
-            raise error
         failure = query.exception()
         if failure is not None and not self._finished():
             raise OpentabError(
@@ -141,6 +147,15 @@ class Pipeline:
                 hint=f"see {self.home.logs_path / 'spark.log'}",
                 retry_helps=True,
             )
+
+    def _raise_error(self) -> bool:
+        """Raise what stopped a batch. True if it only has to be asked for again."""
+        error, self._error = self._error, None
+        if isinstance(error, Py4JError | ConnectionError):
+            raise spark_died(self.home) from error
+        if error is not None and not isinstance(error, OutOfTurn):
+            raise error
+        return error is not None
 
     def _bill(self, frame: DataFrame, _: int) -> None:
         with self._between_batches:
@@ -194,8 +209,10 @@ class Pipeline:
         return checkpoint
 
     def _beat(self) -> None:
+        journal = Journal.create(self.home.ledger_path, self.home.identity)
         while True:
             position = self._job.last.batch if self._job.last else 0
+            self._check_alone(journal)
             unread = self._unread()
             now_us = to_us(datetime.now(UTC))
             if unread == 0:
@@ -216,3 +233,24 @@ class Pipeline:
                 pass  # a full disk stops the stream with a message of its own
             if self._stop.wait(HEARTBEAT_SECONDS):
                 return
+
+    def _check_alone(self, journal: Journal) -> None:
+        """Stop if the journal holds batches that are not ours: another pipeline has taken over."""
+        if not self._between_batches.acquire(blocking=False):
+            return
+        try:
+            journal.refresh()
+            if journal.position > (self._job.last.batch if self._job.last else 0):
+                self._error = fenced(journal.position)
+                self._stop.set()
+        except OpentabError:
+            pass  # the next commit will say what is wrong with the ledger
+        finally:
+            self._between_batches.release()
+
+
+def spark_died(home: Home) -> OpentabError:
+    """What to say when Spark's Java process is gone."""
+    return OpentabError(
+        "Spark's Java process died", hint=f"start again; {home.logs_path} may say why", retry_helps=True
+    )

@@ -85,7 +85,7 @@ def bill_names(names: list[str], order: Order) -> Report:
         # Spark may name a segment again after a restart; the journal knows better.
         if number > order.positions.get(partition, 0):
             started = time.perf_counter()
-            segment = read_segment(log.incoming_path(partition, number))
+            segment = read_segment(log.path_of(partition, number))
             work.seconds["reading"] += time.perf_counter() - started
             work.take(segment)
     return work.finish()
