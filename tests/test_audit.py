@@ -296,6 +296,7 @@ def test_no_input_takes_long() -> None:
     many = 200_000
     for raw in (
         b"[" * 101 + b'"' + b'\\"' * many,
+        b"[]" * 101 + b'"' + b'\\"' * many,
         b"{" + b",".join(b'"%d":1' % i for i in range(many)) + b',"7":1}',
         b"[" * many,
         b'{"a":' * many,
@@ -821,6 +822,30 @@ def test_each_change_is_found(
 def test_a_gap_in_the_batches_is_found(ledger: Ledger) -> None:
     batch_gap(ledger)
     assert "batch 4 stands where batch 3 should" in failing(verify(ledger.home, ledger.journal))["batches"]
+
+
+def test_a_pipeline_at_work_is_no_difference(ledger: Ledger) -> None:
+    """Batches that are committed while we read are left for the next time."""
+
+    class Moving(FakeJournal):
+        calls = 0
+
+        def batches(self) -> list[BatchRecord]:
+            self.calls += 1
+            return self.records[: 2 if self.calls == 1 else 3]
+
+    now = ledger.journal
+    moving = Moving(now.records, now.entry_rows, now.rejection_rows)
+    report = verify(ledger.home, moving)
+    assert failing(report) == {}
+    assert (report.batches, report.not_yet_billed_segments) == (2, 1)
+
+
+def test_rows_of_no_batch_are_found(ledger: Ledger) -> None:
+    ledger.journal.entry_rows.append(ledger.journal.entry_rows[0] | {"batch": 9, "customer": "ghost"})
+    found = failing(verify(ledger.home, ledger.journal))
+    assert set(found) == {"entries", "totals"}
+    assert "'ghost'" in found["entries"][0]
 
 
 def test_differences_are_counted_in_full_and_shown_in_part(tmp_path: Path) -> None:

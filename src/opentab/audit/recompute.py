@@ -25,8 +25,9 @@ from opentab.errors import LogError
 from opentab.events import Rules
 from opentab.records import BatchRecord
 
-GROUP_BYTES_MAX = 32 * 1024 * 1024
+GROUP_BYTES_MAX = 64 * 1024 * 1024
 GROUP_SLICES_MAX = 4096
+CHUNK_LINES = 16_384
 SHAPES_MAX = 16
 LEARN_LINES_MIN = 256  # so few lines are decided one by one sooner than learned from
 LEARN_SAMPLES = 32
@@ -311,7 +312,7 @@ class _Group:
             texts.append(self._texts(index))
             indexes.append(np.full(count, index, np.int64))
             latest.append(np.full(count, slice_.segment.arrived_us + future_skew_us, np.int64))
-        return pa.table(
+        table = pa.table(
             {
                 "n": np.arange(self.line_count),
                 "slice": np.concatenate(indexes),
@@ -319,6 +320,8 @@ class _Group:
                 "line": pa.chunked_array(texts, pa.large_string()),
             }
         )
+        # Small pieces, so that every core has some.
+        return pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_LINES), table.schema)
 
     def _texts(self, index: int) -> pa.Array:
         body, starts = self.slices[index].segment.body, self._starts[index]

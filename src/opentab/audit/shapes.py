@@ -108,8 +108,9 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
     types = ", ".join(_quoted(name) for name in rules.types) or "NULL"
     currency = f"AND f.currency = {_quoted(rules.currency)}" if "currency" in shape.names else ""
     time_pattern = TIME_PATTERN if shape.time_is_text else MILLISECONDS_PATTERN
+    # Materialized: else the pattern is matched again for every field that a condition asks for.
     return f"""
-        WITH fitting AS (
+        WITH fitting AS MATERIALIZED (
             SELECT n, slice, latest_us, regexp_extract(line, {_quoted(shape.pattern)}, [{names}]) AS f
             FROM {source}
         ), plain AS (
