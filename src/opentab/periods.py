@@ -24,9 +24,11 @@ EPOCH_DAY = date(1970, 1, 1)
 DAY_US = 86_400_000_000
 SECOND_US = 1_000_000
 
-# The days a calendar can hold; an event outside of them has no day (bad_time).
+# The days and instants that a calendar can hold; an event outside of either is bad_time.
 DAY_MIN = (date(1, 1, 1) - EPOCH_DAY).days
 DAY_MAX = (date(9999, 12, 31) - EPOCH_DAY).days
+INSTANT_MIN_US = DAY_MIN * DAY_US
+INSTANT_MAX_US = (DAY_MAX + 1) * DAY_US - 1
 
 Int64s = npt.NDArray[np.int64]
 Period = str  # "2026-01"
@@ -99,14 +101,11 @@ class Calendar:
 
     def _day_start_us(self, day: int) -> int:
         """The first instant of the day."""
-        if day <= DAY_MIN:
-            return day * DAY_US - DAY_US
-        if day > DAY_MAX:
-            return day * DAY_US + DAY_US
-        wanted = day_of_number(day)
+        wanted = day_of_number(min(max(day, DAY_MIN), DAY_MAX))
         midnight = datetime(wanted.year, wanted.month, wanted.day, tzinfo=self._zone)
-        start = to_us(midnight.astimezone(UTC))
-        if self._wall(start) == midnight.replace(tzinfo=None):
+        start = day * DAY_US - (midnight.utcoffset() or timedelta()) // timedelta(microseconds=1)
+        at_the_ends = not DAY_MIN + 1 < day < DAY_MAX
+        if at_the_ends or self._wall(start) == midnight.replace(tzinfo=None):
             return start
         # Clocks jump over this midnight: find the jump.
         before, after = start - 2 * DAY_US, start + 2 * DAY_US

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Rules
 from opentab.money import AMOUNT_DIGITS_MAX
-from opentab.periods import DAY_MAX, DAY_MIN, DAY_US, SECOND_US, Calendar, Int64s
+from opentab.periods import DAY_MAX, DAY_MIN, DAY_US, INSTANT_MAX_US, INSTANT_MIN_US, SECOND_US, Calendar, Int64s
 from opentab.pipeline.exact import Event, Refusal, is_blank, judge
 
 Bools = npt.NDArray[np.bool_]
@@ -219,6 +219,7 @@ def _columns(
     at_us, time_ok = _instants([row.time for row in rows])
     day = calendar.days_of(at_us)
     time_ok &= (day >= DAY_MIN) & (day <= DAY_MAX)
+    time_ok &= (at_us >= INSTANT_MIN_US) & (at_us <= INSTANT_MAX_US)
     time_ok &= at_us <= arrived_us + rules.future_skew_us
     amount_micros, amount_ok, amount_is_text = _amounts([row.amount for row in rows])
     customer, customer_ok = _customers([row.customer for row in rows])

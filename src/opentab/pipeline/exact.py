@@ -14,7 +14,16 @@ from typing import Any, NoReturn
 
 from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Reason, Rules
 from opentab.money import AMOUNT_DIGITS_MAX, MICROS_PER_UNIT
-from opentab.periods import DAY_MAX, DAY_MIN, DAY_US, SECOND_US, Calendar, to_us
+from opentab.periods import (
+    DAY_MAX,
+    DAY_MIN,
+    DAY_US,
+    INSTANT_MAX_US,
+    INSTANT_MIN_US,
+    SECOND_US,
+    Calendar,
+    to_us,
+)
 
 BLANK = b" \t\r\n"
 TIME_PATTERN = re.compile(
@@ -22,6 +31,8 @@ TIME_PATTERN = re.compile(
     re.ASCII,
 )
 AMOUNT_PATTERN = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?", re.ASCII)
+# A text without an end reaches to the end of the line: each character is looked at once.
+NESTING_PATTERN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z|\\\Z)|[\[\]{}]', re.DOTALL)
 CONTROL_PATTERN = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 DETAIL_CHARS_MAX = 200
 
@@ -104,7 +115,7 @@ def _check_nesting(text: str) -> None:
     if text.count("[") + text.count("{") <= NESTING_MAX:
         return
     depth = 0
-    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text, re.DOTALL):
+    for token in NESTING_PATTERN.finditer(text):
         if token[0] in "[{":
             depth += 1
             if depth > NESTING_MAX:
@@ -116,8 +127,8 @@ def _check_nesting(text: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise _Refused(Reason.NOT_JSON, f"the key {twice!r} stands twice in one object")
     return table
 
@@ -191,7 +202,7 @@ def _check_text(value: Any, name: str) -> None:
 def _instant(time: str, arrived_us: int, rules: Rules, calendar: Calendar) -> tuple[int, int]:
     at_us = _milliseconds(time) if isinstance(time, _Number) else _rfc3339(time)
     day = calendar.day_of(at_us)
-    if not DAY_MIN <= day <= DAY_MAX:
+    if not (DAY_MIN <= day <= DAY_MAX and INSTANT_MIN_US <= at_us <= INSTANT_MAX_US):
         raise _Refused(Reason.BAD_TIME, f"{time[:40]} lies outside of the years 1 to 9999")
     if at_us > arrived_us + rules.future_skew_us:
         raise _Refused(Reason.TIME_IN_FUTURE, f"{time[:40]} is too far ahead of its arrival")

@@ -1,0 +1,347 @@
+"""Everything that the batches of a journal must have added, counted again from the raw log.
+
+Only the batches' ranges of segments and the rules recorded with them are taken from the journal.
+Memory is bounded: a group of segments is read, reduced to sums in DuckDB, and let go; DuckDB moves
+what does not fit to the disk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from opentab.audit.days import DAY_US, Days
+from opentab.audit.raw import RawLog, RawSegment
+from opentab.audit.shapes import Shape, select_counted, shape_of
+from opentab.audit.wire import Counted, decide, is_input
+from opentab.errors import LogError
+from opentab.events import Rules
+from opentab.records import BatchRecord
+
+GROUP_BYTES_MAX = 64 * 1024 * 1024
+GROUP_SLICES_MAX = 4096
+CHUNK_LINES = 16_384
+SHAPES_MAX = 16
+LEARN_LINES_MIN = 256  # so few lines are decided one by one sooner than learned from
+LEARN_SAMPLES = 32
+LEARN_SHARE_MIN = 4  # of the samples
+
+Progress = Callable[[int, int], None]  # batches done, batches in all
+Int64s = npt.NDArray[np.int64]
+
+SLOW_SCHEMA = pa.schema(
+    [
+        ("slice", pa.int64()),
+        ("at_us", pa.int64()),
+        ("day", pa.int64()),
+        ("customer", pa.string()),
+        ("type", pa.string()),
+        ("amount_micros", pa.int64()),
+    ]
+)
+REFUSED_SCHEMA = pa.schema(
+    [("batch", pa.int64()), ("place", pa.string()), ("reason", pa.string()), ("raw", pa.binary())]
+)
+PIECE_SCHEMA = pa.schema([(name, pa.int64()) for name in ("utc_day", "from_us", "to_us", "day")])
+
+
+@dataclass(slots=True)
+class BatchFacts:
+    """What one batch took from the log, counted again."""
+
+    lines: int = 0
+    events: int = 0
+    amount_micros: int = 0
+    rejections: Counter[str] = field(default_factory=Counter)
+    latest_us: dict[str, int] = field(default_factory=dict)  # by partition, of its own events
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """The recount: facts by batch, arrivals by segment, and troubles with the log's files.
+
+    The sums and the refused lines are in DuckDB, tables `recounted` and `refused`.
+    """
+
+    facts: dict[int, BatchFacts] = field(default_factory=dict)
+    arrived_us: dict[tuple[str, int], int] = field(default_factory=dict)
+    troubles: list[tuple[int, str]] = field(default_factory=list)  # batch, what is wrong
+    segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One segment as a part of one batch."""
+
+    batch: int
+    segment: RawSegment
+
+
+@lru_cache(maxsize=64)
+def days_in(zone: str) -> Days:
+    return Days(zone)
+
+
+def recompute(
+    con: duckdb.DuckDBPyConnection,
+    log: RawLog,
+    batches: Sequence[BatchRecord],
+    progress: Progress | None = None,
+) -> Recomputed:
+    """Count the batches again. Leaves the tables `recounted` and `refused` in `con`."""
+    con.execute(
+        "CREATE TABLE recounted (batch BIGINT, day DATE, customer VARCHAR, type VARCHAR,"
+        " amount_micros HUGEINT, event_count BIGINT, first_us BIGINT, last_us BIGINT)"
+    )
+    con.execute("CREATE TABLE refused (batch BIGINT, place VARCHAR, reason VARCHAR, raw BLOB)")
+    result = Recomputed(facts={record.batch: BatchFacts() for record in batches})
+    counter = _Counter(con, result)
+    for done, record in enumerate(batches, start=1):
+        for slice_ in _slices(log, record, result):
+            counter.add(slice_, record.rules)
+        if progress:
+            progress(done, len(batches))
+    counter.flush()
+    return result
+
+
+def places(segment: RawSegment) -> Iterator[tuple[str, bytes]]:
+    """Each line of a segment, without its end, with its place in the log."""
+    at = 0
+    for line in segment.body.split(b"\n")[:-1]:
+        yield place_of(segment, at), line
+        at += len(line) + 1
+
+
+def place_of(segment: RawSegment, at: int) -> str:
+    return f"{segment.partition}/{segment.number}@{segment.body_at + at}"
+
+
+def _slices(log: RawLog, record: BatchRecord, result: Recomputed) -> Iterator[Slice]:
+    for partition, (first, last) in sorted(record.taken.items()):
+        for number in range(first, last + 1):
+            result.segments += 1
+            try:
+                segment = log.read(partition, number)
+            except LogError as error:
+                result.troubles.append((record.batch, error.fact))
+                continue
+            result.arrived_us[partition, number] = segment.arrived_us
+            yield Slice(record.batch, segment)
+
+
+class _Counter:
+    """Collects slices into groups and reduces each group to sums."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, result: Recomputed) -> None:
+        self._con = con
+        self._result = result
+        self._shapes: list[Shape] = []
+        self._slices: list[Slice] = []
+        self._bytes = 0
+        self._rules: Rules | None = None
+
+    def add(self, slice_: Slice, rules: Rules) -> None:
+        full = self._bytes >= GROUP_BYTES_MAX or len(self._slices) >= GROUP_SLICES_MAX
+        if full or rules != self._rules:
+            self.flush()
+        self._rules = rules
+        self._slices.append(slice_)
+        self._bytes += len(slice_.segment.body)
+
+    def flush(self) -> None:
+        if self._slices and self._rules is not None:
+            self._count(_Group(self._slices), self._rules, days_in(self._rules.zone))
+        self._slices, self._bytes = [], 0
+
+    def _count(self, group: _Group, rules: Rules, days: Days) -> None:
+        """Count a group.
+
+        1. the lines that fit a shape, in DuckDB
+        2. learn from some of the rest, and again
+        3. what is left, line by line
+        4. sums by batch, day, customer and type, and by slice
+        """
+        self._con.execute(
+            "CREATE OR REPLACE TEMP TABLE counted (n BIGINT, slice BIGINT, at_us BIGINT,"
+            " customer VARCHAR, type VARCHAR, amount_micros BIGINT)"
+        )
+        rest = np.arange(group.line_count)
+        lines = group.table(rules.future_skew_us)
+        tried = 0
+        while True:
+            for shape in self._shapes[tried:]:
+                if rest.size:
+                    rest = self._fit(shape, rules, lines, rest)
+            tried = len(self._shapes)
+            if rest.size < LEARN_LINES_MIN or not self._learn(group, rest, rules, days):
+                break
+        slow = self._decide_each(group, rest, rules, days)
+        self._sum(group, slow, days)
+
+    def _fit(self, shape: Shape, rules: Rules, lines: pa.Table, rest: Int64s) -> Int64s:
+        todo = lines if rest.size == lines.num_rows else lines.take(pa.array(rest))
+        self._con.register("todo", todo)
+        self._con.execute(f"INSERT INTO counted {select_counted(shape, rules, 'todo')}")
+        self._con.unregister("todo")
+        fits = np.zeros(lines.num_rows, np.bool_)
+        fits[self._con.execute("SELECT n FROM counted").fetchnumpy()["n"]] = True
+        return rest[~fits[rest]]
+
+    def _learn(self, group: _Group, rest: Int64s, rules: Rules, days: Days) -> bool:
+        """Learn shapes from a few lines; True if there is a new one."""
+        seen: Counter[Shape] = Counter()
+        for n in rest[:: max(1, rest.size // LEARN_SAMPLES)][:LEARN_SAMPLES]:
+            line, slice_, _ = group.line(int(n))
+            arrived_us = slice_.segment.arrived_us
+            if isinstance(decide(line, arrived_us=arrived_us, rules=rules, days=days), Counted):
+                shape = shape_of(line)
+                if shape is not None and shape not in self._shapes:
+                    seen[shape] += 1
+        new = [shape for shape, count in seen.most_common() if count >= LEARN_SHARE_MIN]
+        new = new[: SHAPES_MAX - len(self._shapes)]
+        self._shapes += new
+        return bool(new)
+
+    def _decide_each(self, group: _Group, rest: Int64s, rules: Rules, days: Days) -> pa.Table:
+        counted: list[tuple[int, int, int, str, str, int]] = []
+        refused: list[tuple[int, str, str, bytes]] = []
+        for n in rest.tolist():
+            line, slice_, at = group.line(n)
+            if not is_input(line):
+                continue
+            verdict = decide(line, arrived_us=slice_.segment.arrived_us, rules=rules, days=days)
+            facts = self._result.facts[slice_.batch]
+            if isinstance(verdict, Counted):
+                v = verdict
+                index = group.slice_index(n)
+                counted.append((index, v.at_us, v.day, v.customer, v.type, v.amount_micros))
+            else:
+                refused.append((slice_.batch, place_of(slice_.segment, at), str(verdict), line))
+                facts.rejections[str(verdict)] += 1
+                facts.lines += 1
+        if refused:
+            self._con.register("new_refused", to_table(refused, REFUSED_SCHEMA))
+            self._con.execute("INSERT INTO refused SELECT * FROM new_refused")
+            self._con.unregister("new_refused")
+        return to_table(counted, SLOW_SCHEMA)
+
+    def _sum(self, group: _Group, slow: pa.Table, days: Days) -> None:
+        con = self._con
+        utc_days = con.execute(f"SELECT DISTINCT at_us // {DAY_US} FROM counted").fetchall()
+        con.register("pieces", to_table(days.pieces(day for (day,) in utc_days), PIECE_SCHEMA))
+        con.register("slow", slow)
+        batch_of = pa.table(
+            {
+                "slice": pa.array(range(len(group.slices)), pa.int64()),
+                "batch": pa.array([slice_.batch for slice_ in group.slices], pa.int64()),
+            }
+        )
+        con.register("slices", batch_of)
+        con.execute(
+            f"""
+            INSERT INTO recounted
+            WITH events AS (
+                SELECT slice, at_us, pieces.day, customer, type, amount_micros
+                FROM counted JOIN pieces ON counted.at_us // {DAY_US} = pieces.utc_day
+                    AND counted.at_us >= pieces.from_us AND counted.at_us < pieces.to_us
+                UNION ALL SELECT slice, at_us, day, customer, type, amount_micros FROM slow
+            )
+            SELECT batch, DATE '1970-01-01' + CAST(day AS INTEGER), customer, type,
+                sum(amount_micros), count(*), min(at_us), max(at_us)
+            FROM events JOIN slices USING (slice)
+            GROUP BY batch, day, customer, type
+            """
+        )
+        by_slice = con.execute(
+            """
+            SELECT slice, count(*), sum(amount_micros), max(at_us)
+            FROM (SELECT slice, amount_micros, at_us FROM counted
+                  UNION ALL SELECT slice, amount_micros, at_us FROM slow)
+            GROUP BY slice
+            """
+        ).fetchall()
+        for index, events, amount_micros, latest_us in by_slice:
+            slice_ = group.slices[index]
+            facts = self._result.facts[slice_.batch]
+            facts.lines += events
+            facts.events += events
+            facts.amount_micros += int(amount_micros)
+            partition = slice_.segment.partition
+            facts.latest_us[partition] = max(latest_us, facts.latest_us.get(partition, latest_us))
+        for name in ("pieces", "slow", "slices"):
+            con.unregister(name)
+
+
+class _Group:
+    """Some slices and where each of their lines begins."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = list(slices)
+        self._starts: list[Int64s] = []  # of each line in its body, and the body's end
+        for slice_ in self.slices:
+            ends = np.flatnonzero(np.frombuffer(slice_.segment.body, np.uint8) == 10) + 1
+            self._starts.append(np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)]))
+        counts = [starts.size - 1 for starts in self._starts]
+        self._first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+        self.line_count = int(self._first[-1])
+
+    def slice_index(self, n: int) -> int:
+        return int(np.searchsorted(self._first, n, side="right")) - 1
+
+    def line(self, n: int) -> tuple[bytes, Slice, int]:
+        """The n-th line without its end, the slice it is in, where in the body it begins."""
+        index = self.slice_index(n)
+        starts, inside = self._starts[index], n - int(self._first[index])
+        begin, end = int(starts[inside]), int(starts[inside + 1])
+        slice_ = self.slices[index]
+        return slice_.segment.body[begin : end - 1], slice_, begin
+
+    def table(self, future_skew_us: int) -> pa.Table:
+        """The lines with their ends for DuckDB, sharing the bodies' memory."""
+        texts, indexes, latest = [], [], []
+        for index, slice_ in enumerate(self.slices):
+            count = self._starts[index].size - 1
+            texts.append(self._texts(index))
+            indexes.append(np.full(count, index, np.int64))
+            latest.append(np.full(count, slice_.segment.arrived_us + future_skew_us, np.int64))
+        table = pa.table(
+            {
+                "n": np.arange(self.line_count),
+                "slice": np.concatenate(indexes),
+                "latest_us": np.concatenate(latest),
+                "line": pa.chunked_array(texts, pa.large_string()),
+            }
+        )
+        # Small pieces, so that every core has some.
+        return pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_LINES), table.schema)
+
+    def _texts(self, index: int) -> pa.Array:
+        body, starts = self.slices[index].segment.body, self._starts[index]
+        try:
+            body.decode("utf-8")
+        except UnicodeDecodeError:
+            # A line that is no text fits no shape; DuckDB must not see it.
+            lines = body.split(b"\n")[:-1]
+            return pa.array([_text_or_nothing(line + b"\n") for line in lines], pa.large_string())
+        return pa.LargeStringArray.from_buffers(starts.size - 1, pa.py_buffer(starts), pa.py_buffer(body))
+
+
+def _text_or_nothing(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def to_table(rows: Iterable[Sequence[object]], schema: pa.Schema) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, item.type) for column, item in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,134 @@
+"""`opentab trace`: the batches and the places in the log that one customer's cents came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow.dataset as ds
+
+from opentab.audit.days import month_of_day, month_of_period, period_of_month
+from opentab.audit.lateness import billed_month
+from opentab.audit.raw import RawLog
+from opentab.audit.recompute import days_in, places
+from opentab.audit.verify import Journal
+from opentab.audit.wire import Counted, decide
+from opentab.config import Home
+from opentab.records import BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLine:
+    """What one batch added, by type and by the period the events belong to."""
+
+    batch: int
+    type: str
+    own_period: str
+    adjustment: bool  # billed in another period than its own
+    amount_micros: int
+    event_count: int
+    first_us: int
+    last_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedEvent:
+    """One raw event and where it stands in the log."""
+
+    batch: int
+    place: str
+    at_us: int
+    type: str
+    own_period: str
+    adjustment: bool
+    amount_micros: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One customer's bill of one period, by batch; `events` leads on to the raw log."""
+
+    period: str
+    customer: str
+    lines: list[TracedLine]
+    _log: RawLog
+    _batches: list[BatchRecord]
+    _billed: dict[tuple[int, int], bool]  # (batch, own month): the month is billed here, as an adjustment?
+
+    @property
+    def amount_micros(self) -> int:
+        return sum(line.amount_micros for line in self.lines)
+
+    @property
+    def event_count(self) -> int:
+        return sum(line.event_count for line in self.lines)
+
+    def events(self) -> Iterator[TracedEvent]:
+        """The raw events in the order of the log, one segment in memory at a time."""
+        needle = self.customer.encode()
+        for record in self._batches:
+            days = days_in(record.rules.zone)
+            for partition, (first, last) in sorted(record.taken.items()):
+                for number in range(first, last + 1):
+                    segment = self._log.read(partition, number)
+                    # A customer's name stands in the line as it is, or some of it is escaped.
+                    if needle not in segment.body and b"\\" not in segment.body:
+                        continue
+                    for place, line in places(segment):
+                        if needle not in line and b"\\" not in line:
+                            continue
+                        event = decide(line, arrived_us=segment.arrived_us, rules=record.rules, days=days)
+                        if not isinstance(event, Counted) or event.customer != self.customer:
+                            continue
+                        month = month_of_day(event.day)
+                        adjustment = self._billed.get((record.batch, month))
+                        if adjustment is not None:
+                            yield TracedEvent(
+                                batch=record.batch,
+                                place=place,
+                                at_us=event.at_us,
+                                type=event.type,
+                                own_period=period_of_month(month),
+                                adjustment=adjustment,
+                                amount_micros=event.amount_micros,
+                                raw=line,
+                            )
+
+
+def trace(home: Home, journal: Journal, period: str, customer: str) -> Trace:
+    """Where a customer's total of a period came from: the journal's lines, and the raw events behind them."""
+    records = {record.batch: record for record in journal.batches()}
+    wanted = month_of_period(period)
+    lines: list[TracedLine] = []
+    billed: dict[tuple[int, int], bool] = {}
+    for batch, own_month, type_, amount, count, first_us, last_us in _entries(journal, customer):
+        record = records[batch]
+        before = records.get(batch - 1)
+        month = billed_month(
+            own_month,
+            watermark_before_us=before.watermark_us if before else None,
+            rules=record.rules,
+            days=days_in(record.rules.zone),
+        )
+        if month != wanted:
+            continue
+        billed[batch, own_month] = adjustment = month != own_month
+        own_period = period_of_month(own_month)
+        lines.append(
+            TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us)
+        )
+    concerned = [records[batch] for batch in sorted({batch for batch, _ in billed})]
+    return Trace(period, customer, lines, RawLog(home.log_path), concerned, billed)
+
+
+def _entries(journal: Journal, customer: str) -> list[tuple[int, int, str, int, int, int, int]]:
+    mine = journal.entries().scanner(filter=ds.field("customer") == customer).to_table()
+    with duckdb.connect(":memory:") as con:
+        con.register("mine", mine)
+        return con.execute(
+            "SELECT batch, year(day) * 12 + month(day) - 1 AS own_month, type, sum(amount_micros),"
+            " sum(event_count), min(epoch_us(first_at)), max(epoch_us(last_at))"
+            " FROM mine GROUP BY batch, own_month, type ORDER BY batch, own_month, type"
+        ).fetchall()

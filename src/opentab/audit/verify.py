@@ -1,0 +1,496 @@
+"""`opentab verify`: the journal held against the raw log, down to the customer and the micro."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from opentab.audit.days import EPOCH, period_of_month
+from opentab.audit.lateness import billed_month
+from opentab.audit.raw import RawLog
+from opentab.audit.recompute import Progress, Recomputed, days_in, recompute, to_table
+from opentab.config import Home
+from opentab.money import format_micros
+from opentab.records import BatchRecord, PartitionState
+
+SAMPLES_MAX = 20
+MEMORY_LIMIT = "1GB"
+SCHEMA_BILLED = pa.schema(
+    [("batch", pa.int64()), ("own_month", pa.int64()), ("own_period", pa.string()), ("period", pa.string())]
+)
+OWN_MONTH = "year(day) * 12 + month(day) - 1"
+
+
+class Journal(Protocol):
+    """What the audit needs of a journal."""
+
+    def batches(self) -> list[BatchRecord]: ...
+    def entries(self) -> ds.Dataset: ...
+    def rejections(self) -> ds.Dataset: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was compared: how much of it, how many differences, and the first of them."""
+
+    name: str
+    compared: int
+    differences: int
+    samples: list[str]
+    note: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.differences == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict, and what the raw log adds up to."""
+
+    checks: list[Check]
+    batches: int
+    events: int
+    rejections: int
+    amount_micros: int
+    not_yet_billed_segments: int
+    seconds: float
+    totals: pa.Table | None = None  # period, customer, type, own_period, amount_micros, events
+
+    @property
+    def agrees(self) -> bool:
+        return all(check.agrees for check in self.checks)
+
+
+def verify(
+    home: Home,
+    journal: Journal,
+    *,
+    expected: bool = True,
+    keep_totals: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Recompute everything from the raw log and compare it with the journal.
+
+    1. read and count every batch's segments again (log, batches)
+    2. compare the sums and the refused lines (entries, rejections)
+    3. recompute the watermarks, and with them what is billed where (watermarks, totals)
+    4. compare with the bills that the simulator knew beforehand, if there are any
+    """
+    began = time.monotonic()
+    log = RawLog(home.log_path)
+    batches = journal.batches()
+    with tempfile.TemporaryDirectory(prefix="opentab-verify-") as scratch, _connect(scratch) as con:
+        recount = recompute(con, log, batches, progress)
+        positions = _positions(batches)
+        waiting = log.waiting(positions)
+        _register(con, journal, max((record.batch for record in batches), default=0))
+        watermarks: dict[int, int | None] = {}
+        checks = [
+            _check_log(batches, recount, len(waiting)),
+            _check_batches(batches, recount),
+            _check_entries(con),
+            _check_rejections(con),
+            _check_watermarks(batches, recount, log, watermarks),
+            _check_totals(con, batches, watermarks),
+        ]
+        bills = home.expected_path / "bills.csv"
+        if expected and bills.exists():
+            checks.append(_check_expected(con, bills, len(waiting)))
+        facts = recount.facts.values()
+        return Report(
+            checks=checks,
+            batches=len(batches),
+            events=sum(f.events for f in facts),
+            rejections=sum(f.rejections.total() for f in facts),
+            amount_micros=sum(f.amount_micros for f in facts),
+            not_yet_billed_segments=len(waiting),
+            seconds=time.monotonic() - began,
+            totals=_totals(con) if keep_totals else None,
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A check in the making."""
+
+    name: str
+    compared: int = 0
+    differences: int = 0
+    samples: list[str] = field(default_factory=list)
+
+    def differ(self, text: str) -> None:
+        self.differences += 1
+        if len(self.samples) < SAMPLES_MAX:
+            self.samples.append(text)
+
+    def compare(self, what: str, *, journal: object, log: object) -> None:
+        if journal != log:
+            self.differ(f"{what}: the journal says {_shown(journal)}, the log says {_shown(log)}")
+
+    def done(self, note: str = "") -> Check:
+        return Check(self.name, self.compared, self.differences, self.samples, note)
+
+
+def _connect(scratch: str) -> duckdb.DuckDBPyConnection:
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": MEMORY_LIMIT,
+        "temp_directory": scratch,
+        "preserve_insertion_order": "false",
+    }
+    return duckdb.connect(":memory:", config=settings)
+
+
+def _register(con: duckdb.DuckDBPyConnection, journal: Journal, last: int) -> None:
+    """Make the views `journal_entries` and `journal_rejections`.
+
+    A pipeline may be at work: what it has committed since we read the batches is left out. Rows of
+    a batch that has no record at all stay, to be found.
+    """
+    con.register("entries_now", journal.entries())
+    con.register("rejections_now", journal.rejections())
+    last_now = max((record.batch for record in journal.batches()), default=0)
+    for kind in ("entries", "rejections"):
+        con.execute(
+            f"CREATE TEMP VIEW journal_{kind} AS"
+            f" SELECT * FROM {kind}_now WHERE batch <= {last} OR batch > {last_now}"
+        )
+
+
+def _positions(batches: Sequence[BatchRecord]) -> dict[str, int]:
+    positions: dict[str, int] = {}
+    for record in batches:
+        for partition, (_, last) in record.taken.items():
+            positions[partition] = max(last, positions.get(partition, 0))
+    return positions
+
+
+def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, waiting: int) -> Check:
+    tally = _Tally("log", compared=recount.segments)
+    positions: dict[str, int] = {}
+    for record in batches:
+        for partition, (first, last) in sorted(record.taken.items()):
+            before = positions.get(partition, 0)
+            where = f"batch {record.batch}, log partition {partition!r}"
+            if first > before + 1:
+                tally.differ(f"{where}: no batch took the segments {before + 1} to {first - 1}")
+            if first <= before:
+                tally.differ(f"{where}: the segments {first} to {min(before, last)} were taken twice")
+            if last < first:
+                tally.differ(f"{where}: the range {first} to {last} is no range")
+            positions[partition] = max(before, last)
+    for batch, trouble in recount.troubles:
+        tally.differ(f"batch {batch}: {trouble}")
+    return tally.done(f"{waiting} segments not yet billed" if waiting else "")
+
+
+def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
+    tally = _Tally("batches", compared=len(batches))
+    for number, record in enumerate(batches, start=1):
+        facts = recount.facts[record.batch]
+        where = f"batch {record.batch}"
+        if record.batch != number:
+            tally.differ(f"{where} stands where batch {number} should")
+        recorded_rejections = {reason: n for reason, n in record.rejections.items() if n}
+        tally.compare(f"{where}, events", journal=record.event_count, log=facts.events)
+        tally.compare(f"{where}, rejections", journal=recorded_rejections, log=dict(facts.rejections))
+        tally.compare(
+            f"{where}, amount",
+            journal=format_micros(record.amount_micros),
+            log=format_micros(facts.amount_micros),
+        )
+        lines = record.event_count + record.rejection_count
+        tally.compare(f"{where}, input lines", journal=lines, log=facts.lines)
+    return tally.done()
+
+
+def _check_entries(con: duckdb.DuckDBPyConnection) -> Check:
+    # One side's sums against the other's; NULL where a side has nothing.
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP TABLE compared AS
+        SELECT coalesce(j.batch, r.batch) AS batch, coalesce(j.day, r.day) AS day,
+            coalesce(j.customer, r.customer) AS customer, coalesce(j.type, r.type) AS type,
+            j.amount_micros AS j_amount, r.amount_micros AS r_amount,
+            j.event_count AS j_events, r.event_count AS r_events,
+            j.first_us AS j_first, r.first_us AS r_first, j.last_us AS j_last, r.last_us AS r_last
+        FROM (
+            SELECT batch, day, customer, type, sum(amount_micros) AS amount_micros,
+                sum(event_count) AS event_count, min(epoch_us(first_at)) AS first_us,
+                max(epoch_us(last_at)) AS last_us
+            FROM journal_entries GROUP BY ALL
+        ) j
+        FULL OUTER JOIN (
+            SELECT batch, day, customer, type, sum(amount_micros) AS amount_micros,
+                sum(event_count) AS event_count, min(first_us) AS first_us, max(last_us) AS last_us
+            FROM recounted GROUP BY ALL
+        ) r
+        ON j.batch = r.batch AND j.day IS NOT DISTINCT FROM r.day
+            AND j.customer IS NOT DISTINCT FROM r.customer AND j.type IS NOT DISTINCT FROM r.type
+        """
+    )
+    differs = (
+        "j_amount IS DISTINCT FROM r_amount OR j_events IS DISTINCT FROM r_events"
+        " OR j_first IS DISTINCT FROM r_first OR j_last IS DISTINCT FROM r_last"
+    )
+    tally = _Tally("entries", compared=_count(con, "SELECT count(*) FROM compared"))
+    tally.differences = _count(con, f"SELECT count(*) FROM compared WHERE {differs}")
+    rows = con.execute(
+        f"SELECT batch, CAST(day AS VARCHAR), customer, type, j_amount, r_amount, j_events, r_events,"
+        f" j_first, r_first, j_last, r_last FROM compared WHERE {differs} ORDER BY ALL LIMIT {SAMPLES_MAX}"
+    ).fetchall()
+    for batch, day, customer, type_, *sides in rows:
+        journal, raw = sides[0::2], sides[1::2]
+        tally.samples.append(
+            f"batch {batch}, {day}, customer {customer!r}, {type_}:"
+            f" the journal says {_sums(journal)}, the log says {_sums(raw)}"
+        )
+    con.execute("DROP TABLE compared")
+    return tally.done()
+
+
+def _check_rejections(con: duckdb.DuckDBPyConnection) -> Check:
+    # A place holds one line, so it may be rejected once.
+    side = "SELECT batch, place, count(*) AS n, min(reason) AS reason, min(raw) AS raw FROM {} GROUP BY ALL"
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE compared AS
+        SELECT coalesce(j.batch, r.batch) AS batch, coalesce(j.place, r.place) AS place,
+            j.n AS j_n, r.n AS r_n, j.reason AS j_reason, r.reason AS r_reason,
+            j.raw IS NOT DISTINCT FROM r.raw AS same_raw
+        FROM ({side.format("journal_rejections")}) j FULL OUTER JOIN ({side.format("refused")}) r
+        ON j.batch = r.batch AND j.place = r.place
+        """
+    )
+    differs = "j_n IS DISTINCT FROM r_n OR j_reason IS DISTINCT FROM r_reason OR NOT same_raw"
+    tally = _Tally("rejections", compared=_count(con, "SELECT count(*) FROM compared"))
+    tally.differences = _count(con, f"SELECT count(*) FROM compared WHERE {differs}")
+    rows = con.execute(
+        f"SELECT batch, place, j_n, j_reason, r_n, r_reason FROM compared WHERE {differs}"
+        f" ORDER BY ALL LIMIT {SAMPLES_MAX}"
+    ).fetchall()
+    for batch, place, j_n, j_reason, r_n, r_reason in rows:
+        text = f"batch {batch}, {place}: the journal says {_times(j_reason, j_n)}, the log says"
+        other = "" if j_reason != r_reason or j_n != r_n else ", with other bytes"
+        tally.samples.append(f"{text} {_times(r_reason, r_n)}{other}")
+    con.execute("DROP TABLE compared")
+    return tally.done()
+
+
+def _check_watermarks(
+    batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, watermarks: dict[int, int | None]
+) -> Check:
+    """Recompute the watermark after each batch into `watermarks`, and compare."""
+    tally = _Tally("watermarks", compared=len(batches))
+    states: dict[str, PartitionState] = {}
+    watermark_us: int | None = None
+    now_us: int | None = None  # the latest arrival so far: the log's own clock
+    untaken: dict[tuple[str, int], int | None] = {}
+
+    def arrived_us(partition: str, number: int) -> int | None:
+        known = recount.arrived_us.get((partition, number))
+        if known is None:
+            key = (partition, number)
+            if key not in untaken:
+                untaken[key] = log.arrived_us(partition, number)
+            known = untaken[key]
+        return known
+
+    for record in batches:
+        latest = recount.facts[record.batch].latest_us
+        for partition, (first, last) in record.taken.items():
+            old = states.get(partition)
+            arrivals = [recount.arrived_us.get((partition, n)) for n in range(first, last + 1)]
+            known = [a for a in arrivals if a is not None]
+            if known:
+                now_us = max(now_us or known[0], *known)
+            arrived = arrivals[-1] if arrivals else None
+            states[partition] = PartitionState(
+                segment=last,
+                latest_us=_later(old.latest_us if old else None, latest.get(partition)),
+                arrived_us=arrived if arrived is not None else (old.arrived_us if old else 0),
+                idle=False,
+            )
+        for partition, state in states.items():
+            silent = now_us is not None and now_us - state.arrived_us > record.rules.idle_after_us
+            following = arrived_us(partition, state.segment + 1) if silent else None
+            idle = silent and (following is None or (now_us is not None and following > now_us))
+            states[partition] = PartitionState(state.segment, state.latest_us, state.arrived_us, idle)
+        holding = [s.latest_us for s in states.values() if s.latest_us is not None and not s.idle]
+        if holding:
+            watermark_us = _later(watermark_us, min(holding) - record.rules.out_of_orderness_us)
+        watermarks[record.batch] = watermark_us
+        newest_us = max((s.latest_us for s in states.values() if s.latest_us is not None), default=None)
+
+        where = f"batch {record.batch}"
+        tally.compare(f"{where}, watermark", journal=_at(record.watermark_us), log=_at(watermark_us))
+        tally.compare(f"{where}, newest event", journal=_at(record.newest_us), log=_at(newest_us))
+        _compare_states(tally, where, record.partitions, states)
+    return tally.done()
+
+
+def _compare_states(
+    tally: _Tally, where: str, journal: Mapping[str, PartitionState], log: Mapping[str, PartitionState]
+) -> None:
+    for partition in sorted({*journal, *log}):
+        theirs, ours = journal.get(partition), log.get(partition)
+        if theirs != ours:
+            tally.compare(f"{where}, log partition {partition!r}", journal=theirs, log=ours)
+
+
+def _check_totals(
+    con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], watermarks: Mapping[int, int | None]
+) -> Check:
+    """What each customer owes for each period: from the log alone, and from the journal alone."""
+    recorded = {record.batch: record.watermark_us for record in batches}
+    _bill(con, batches, watermarks, entries="recounted", name="log_bills")
+    _bill(con, batches, recorded, entries="journal_entries", name="journal_bills")
+    side = "SELECT period, customer, sum(amount_micros) AS amount, sum(events) AS events FROM {} GROUP BY ALL"
+    return _compare_bills(
+        con,
+        "totals",
+        f"({side.format('journal_bills')})",
+        f"({side.format('log_bills')})",
+        differs="j.amount IS DISTINCT FROM r.amount OR j.events IS DISTINCT FROM r.events",
+        says="the journal says",
+    )
+
+
+def _check_expected(con: duckdb.DuckDBPyConnection, bills: Path, waiting: int) -> Check:
+    con.execute(
+        "CREATE OR REPLACE TEMP TABLE expected_bills AS SELECT period, customer,"
+        " sum(if(regexp_full_match(total, '-?[0-9]+[.][0-9]{6}'),"
+        " try_cast(replace(total, '.', '') AS HUGEINT), NULL)) AS amount, count(total) AS events"
+        " FROM read_csv(?, header = true, all_varchar = true, delim = ',', quote = '\"', escape = '\"',"
+        " strict_mode = true, auto_detect = false,"
+        " columns = {'period': 'VARCHAR', 'customer': 'VARCHAR', 'total': 'VARCHAR'})"
+        " GROUP BY ALL",
+        [str(bills)],
+    )
+    ours = "(SELECT own_period AS period, customer, sum(amount_micros) AS amount FROM log_bills GROUP BY ALL)"
+    return _compare_bills(
+        con,
+        "expected bills",
+        "expected_bills",
+        ours,
+        differs="coalesce(j.amount, 0) <> coalesce(r.amount, 0)",
+        says="the expected bill says",
+        note=f"{waiting} segments are not yet billed" if waiting else "",
+    )
+
+
+def _compare_bills(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    theirs: str,
+    ours: str,
+    *,
+    differs: str,
+    says: str,
+    note: str = "",
+) -> Check:
+    joined = f"{theirs} j FULL OUTER JOIN {ours} r ON j.period = r.period AND j.customer = r.customer"
+    tally = _Tally(name, compared=_count(con, f"SELECT count(*) FROM {joined}"))
+    tally.differences = _count(con, f"SELECT count(*) FROM {joined} WHERE {differs}")
+    rows = con.execute(
+        f"SELECT coalesce(j.period, r.period), coalesce(j.customer, r.customer), j.amount, r.amount"
+        f" FROM {joined} WHERE {differs} ORDER BY ALL LIMIT {SAMPLES_MAX}"
+    ).fetchall()
+    for period, customer, theirs_micros, ours_micros in rows:
+        tally.samples.append(
+            f"{period}, customer {customer!r}: {says} {_money(theirs_micros)},"
+            f" the log says {_money(ours_micros)}"
+        )
+    return tally.done(note)
+
+
+def _bill(
+    con: duckdb.DuckDBPyConnection,
+    batches: Sequence[BatchRecord],
+    watermarks: Mapping[int, int | None],
+    *,
+    entries: str,
+    name: str,
+) -> None:
+    """Make the table `name` (period, customer, type, own_period, amount_micros, events)."""
+    rules = {record.batch: record.rules for record in batches}
+    rows = con.execute(f"SELECT DISTINCT batch, {OWN_MONTH} FROM {entries} WHERE day IS NOT NULL").fetchall()
+    where = []
+    for batch, month in rows:
+        billed = month
+        if batch in rules:
+            days = days_in(rules[batch].zone)
+            before_us = watermarks.get(batch - 1)
+            billed = billed_month(month, watermark_before_us=before_us, rules=rules[batch], days=days)
+        where.append((batch, month, period_of_month(month), period_of_month(billed)))
+    con.register("billed", to_table(where, SCHEMA_BILLED))
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE {name} AS
+        SELECT period, customer, type, own_period,
+            sum(amount_micros) AS amount_micros, CAST(sum(event_count) AS BIGINT) AS events
+        FROM (SELECT *, {OWN_MONTH} AS own_month FROM {entries}) e
+        JOIN billed USING (batch, own_month)
+        GROUP BY period, customer, type, own_period
+        """
+    )
+    con.unregister("billed")
+
+
+def _totals(con: duckdb.DuckDBPyConnection) -> pa.Table:
+    return con.sql(
+        "SELECT period, customer, type, own_period, CAST(amount_micros AS DECIMAL(38, 0)) AS amount_micros,"
+        " events FROM log_bills ORDER BY period, customer, own_period, type"
+    ).to_arrow_table()
+
+
+def _count(con: duckdb.DuckDBPyConnection, sql: str) -> int:
+    row = con.execute(sql).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _later(a: int | None, b: int | None) -> int | None:
+    known = [x for x in (a, b) if x is not None]
+    return max(known) if known else None
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _at(at_us: int | None) -> str | None:
+    """An instant to the microsecond; as a number where Python's calendar does not reach."""
+    if at_us is None:
+        return None
+    try:
+        at = EPOCH + timedelta(microseconds=at_us)
+    except OverflowError:
+        return f"{at_us} us"
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _money(micros: Any) -> str:
+    return "nothing" if micros is None else format_micros(int(micros))
+
+
+def _times(reason: str | None, count: int | None) -> str:
+    if count is None:
+        return "nothing"
+    return f"{reason}" if count == 1 else f"{reason}, {count} times"
+
+
+def _sums(side: Sequence[Any]) -> str:
+    amount, events, first_us, last_us = side
+    if amount is None:
+        return "nothing"
+    span = f"{_shown(_at(first_us))} to {_shown(_at(last_us))}"
+    return f"{format_micros(int(amount))} in {events} events ({span})"
