@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -279,11 +280,12 @@ def test_the_first_reason_that_applies(raw: bytes, reason: Reason) -> None:
 
 
 def test_the_ends_of_the_calendar_are_those_of_the_zone() -> None:
-    """In Berlin the year 1 begins 53:28 before it does in UTC, and the year 9999 ends an hour before."""
+    """An event's day lies in the years 1 to 9999, both in UTC and in the zone."""
     berlin = msgspec.structs.replace(RULES, zone="Europe/Berlin")
-    start = day_number(date(1, 1, 1)) * DAY_US - (53 * 60 + 28) * 1_000_000
+    start = day_number(date(1, 1, 1)) * DAY_US
     assert Days("Europe/Berlin").day_of(start) == day_number(date(1, 1, 1))
     assert Days("Europe/Berlin").day_of(start - 1) is None
+    assert Days("America/New_York").day_of(start) is None
     end = (LAST_DAY + 1) * DAY_US - HOUR_US
     assert Days("Europe/Berlin").day_of(end - 1) == LAST_DAY
     assert Days("Europe/Berlin").day_of(end) is None
@@ -461,6 +463,18 @@ def test_sql_decides_all_regular_lines() -> None:
         assert len(con.execute(select_counted(shape, RULES, "todo")).fetchall()) == 1
 
 
+@pytest.mark.parametrize("amount", ["999999999.999999", "-999999999.999999", "1000000.000000", "0.000001"])
+def test_sql_holds_every_amount(amount: str) -> None:
+    raw = line(amount=amount)
+    shape = shape_of(raw)
+    assert shape is not None
+    con = duckdb.connect()
+    todo = pa.table({"n": [0], "slice": [0], "latest_us": [ARRIVED_US], "line": [raw.decode() + "\n"]})
+    con.register("todo", todo)
+    ((*_, micros),) = con.execute(select_counted(shape, RULES, "todo")).fetchall()
+    assert Decimal(micros) == Decimal(amount).scaleb(6)
+
+
 # --- days --------------------------------------------------------------------------------------
 
 
@@ -587,7 +601,7 @@ class Ledger:
                 batch=number, run="r",
                 started_us=0, committed_us=0, taken=taken, partitions=dict(self._states),
                 watermark_us=self._watermark_us, newest_us=max(known, default=None), event_count=len(events),
-                amount_micros=sum(e.amount_micros for e in events), entry_rows=len(events),
+                sum_micros=str(sum(e.amount_micros for e in events)), entry_rows=len(events),
                 rejections=dict(reasons), input_bytes=0, rules=rules,
             )
         )  # fmt: skip
@@ -769,7 +783,7 @@ def wrong_count(ledger: Ledger) -> None:
 
 
 def wrong_amount(ledger: Ledger) -> None:
-    record_changed(ledger, 0, amount_micros=0)
+    record_changed(ledger, 0, sum_micros="0")
 
 
 def wrong_reasons(ledger: Ledger) -> None:

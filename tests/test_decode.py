@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opentab.events import Reason, Rules
-from opentab.periods import Calendar, day_number, to_us
+from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
 from opentab.pipeline.decode import Decoded, decode, decode_exactly
 from opentab.pipeline.exact import Event, Refusal, judge
 
@@ -217,6 +217,38 @@ def test_large_lines_and_deep_ones() -> None:
         [plain(x="y" * 10_000_000).encode(), deep.encode(), plain(customer="z" * 10_000_000).encode()]
     )
     assert isinstance(verdict(deep), Event)
+
+
+@pytest.mark.parametrize("zone", CALENDARS)
+def test_the_ends_of_the_calendar(zone: str) -> None:
+    ends = [
+        "0001-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+23:59",
+        "0001-01-02T00:00:00Z",
+        "9999-12-31T23:59:59Z",
+    ]
+    numbers = [-62_135_596_800_000, -62_135_596_800_001, 253_402_300_799_999, 253_402_300_800_000]
+    lines = [plain(time=time).encode() for time in (*ends, *numbers)]
+    check_agree(lines, zone)
+    for line in lines:
+        judged = verdict(line, zone)
+        if isinstance(judged, Event):
+            from_us(judged.at_us)
+            period_of_day(judged.day)
+
+
+def test_no_input_takes_long() -> None:
+    """Time grows with the length of a line and not with its square."""
+    many = 200_000
+    for raw in (
+        b"[" * 101 + b'"' + b'\\"' * many,
+        b"[]" * 101 + b'"' + b'\\"' * many,
+        b"{" + b",".join(b'"%d":1' % i for i in range(many)) + b',"7":1}',
+        b'{"a":' * many,
+        b'"' + b"\\u0061" * many,
+        b" " * many + b"x",
+    ):
+        assert isinstance(verdict(raw), Refusal)
 
 
 values = st.one_of(

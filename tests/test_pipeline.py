@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from opentab.pipeline.run import Pipeline, Progress
 from product import event
 from test_decode import REFUSED
 
-MONTHS = {"months": 2, "first_period": "2026-01", "events_per_customer": 400, "seed": 7}
+MONTHS = {"months": 2, "first_period": "2026-01", "events_per_customer": 200, "seed": 7}
 
 
 @pytest.fixture
@@ -66,7 +67,8 @@ def test_totals_are_the_expected_bills(
     tmp_path: Path, run_once: Callable[[Home], Progress], zone: str
 ) -> None:
     (tmp_path / "opentab.toml").write_text(
-        f'[billing]\nzone = "{zone}"\n[pipeline]\nbatch_events_max = 400\n'
+        f'[billing]\nzone = "{zone}"\nout_of_orderness = "1h"\nallowed_lateness = "1h"\n'
+        "[pipeline]\nbatch_events_max = 100\n"
     )
     home = config.load(tmp_path)
     plan = Plan(
@@ -76,7 +78,6 @@ def test_totals_are_the_expected_bills(
         bad_share=0.05,
         cloudevents_share=0.2,
         variety_share=0.2,
-        sources=3,
     )
     generate(plan, home)
     progress = run_once(home)
@@ -97,6 +98,22 @@ def test_totals_are_the_expected_bills(
             adjusted += adjustment.event_count
     assert dict(by_own) == read_bills(home.expected_path)
     assert adjusted > 0
+
+
+def test_sources_that_lag_or_fall_silent_lose_nothing(
+    home: Home, run_once: Callable[[Home], Progress]
+) -> None:
+    plan = Plan(
+        **MONTHS,
+        late_share=0.05,
+        beyond_share=0.05,
+        sources=3,
+        lag=timedelta(minutes=30),
+        silence=timedelta(days=9),
+    )
+    generate(plan, home)
+    run_once(home)
+    assert bills_by_own_month(home) == read_bills(home.expected_path)
 
 
 def test_a_snapshot_changes_no_total(tmp_path: Path, run_once: Callable[[Home], Progress]) -> None:

@@ -46,9 +46,12 @@ class Days:
         self.start_us = lru_cache(maxsize=65_536)(self._start_us)
 
     def day_of(self, at_us: int) -> int | None:
-        """The day that contains an instant, counted from 1970-01-01; None outside of the years 1 to 9999."""
+        """The day that contains an instant, counted from 1970-01-01.
+
+        None where the years 1 to 9999 do not hold it, be it in UTC or in the zone.
+        """
         near = at_us // DAY_US
-        if not FIRST_DAY - 2 <= near <= LAST_DAY + 2:
+        if not FIRST_DAY <= near <= LAST_DAY:
             return None
         day = max(d for d in range(near - 2, near + 3) if self.start_us(d) <= at_us)
         return day if FIRST_DAY <= day <= LAST_DAY else None

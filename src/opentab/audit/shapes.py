@@ -129,7 +129,7 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
         ), timed AS (
             SELECT n, slice, latest_us, customer, type,
                 {_TEXT_INSTANT if shape.time_is_text else _NUMBER_INSTANT} AS at_us,
-                CAST(amount * 1000000 AS BIGINT) AS amount_micros
+                CAST(CAST(amount AS DECIMAL(38, 6)) * 1000000 AS BIGINT) AS amount_micros
             FROM plain
         )
         SELECT n, slice, at_us, customer, type, amount_micros

@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 
 from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Rules
 from opentab.money import AMOUNT_DIGITS_MAX
-from opentab.periods import DAY_MAX, DAY_MIN, DAY_US, INSTANT_MAX_US, INSTANT_MIN_US, SECOND_US, Calendar, Int64s
+from opentab.periods import (
+    DAY_MAX,
+    DAY_MIN,
+    DAY_US,
+    INSTANT_MAX_US,
+    INSTANT_MIN_US,
+    SECOND_US,
+    Calendar,
+    Int64s,
+)
 from opentab.pipeline.exact import Event, Refusal, is_blank, judge
 
 Bools = npt.NDArray[np.bool_]

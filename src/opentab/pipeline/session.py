@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ def open_session(home: Home) -> SparkSession:
         **home.spark,
     }
     log4j = _write_log4j(home.logs_path)
+    _send_py4j_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
         f"{JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
@@ -99,6 +101,13 @@ def quiet(file: Path) -> Iterator[None]:
         for number, handle in enumerate(saved, start=1):
             os.dup2(handle, number)
             os.close(handle)
+
+
+def _send_py4j_to(file: Path) -> None:
+    """py4j logs the tracebacks of callbacks; we raise what they were about ourselves."""
+    logger = logging.getLogger("py4j")
+    logger.propagate = False
+    logger.handlers = [logging.FileHandler(file, encoding="utf-8", delay=True)]
 
 
 def _write_log4j(directory: Path) -> Path:
