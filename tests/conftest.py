@@ -12,9 +12,7 @@ from opentab import config
 from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
 
-settings.register_profile(
-    "opentab", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+settings.register_profile("opentab", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("opentab")
 
 

@@ -13,9 +13,7 @@ from opentab.config import Home
 OPENTAB = [sys.executable, "-m", "opentab.cli"]
 
 
-def event(
-    customer: str = "emma", amount: str = "1.00", time: str = "2026-01-15T12:00:00Z", type: str = "CALL"
-) -> str:
+def event(customer: str = "emma", amount: str = "1.00", time: str = "2026-01-15T12:00:00Z", type: str = "CALL") -> str:
     """One event as a line."""
     return json.dumps({"time": time, "customer": customer, "type": type, "amount": amount})
 

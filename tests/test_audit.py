@@ -398,9 +398,7 @@ CANONICAL = [
     line(id="a"),
     line(time=5, currency="EUR"),
     json.dumps(json.loads(line(id="a")), separators=(",", ":")).encode(),
-    json.dumps(
-        {"amount": 1.5, "type": "CALL", "customer": "c", "id": None, "time": "2026-01-31T22:15:04Z"}
-    ).encode(),
+    json.dumps({"amount": 1.5, "type": "CALL", "customer": "c", "id": None, "time": "2026-01-31T22:15:04Z"}).encode(),
     envelope(),
     envelope({"type": "CALL", "amount": "1", "currency": "EUR", "tags": [1, "x", True]}, extra={"time": "x"}),
 ]
@@ -448,9 +446,7 @@ def test_what_sql_decides_python_decides_alike(lines: list[bytes]) -> None:
     con = duckdb.connect()
     con.register("todo", todo)
     for shape in SHAPES:
-        for n, _, at_us, customer, type_, micros in con.execute(
-            select_counted(shape, RULES, "todo")
-        ).fetchall():
+        for n, _, at_us, customer, type_, micros in con.execute(select_counted(shape, RULES, "todo")).fetchall():
             assert decided(texts[n].encode()) == Counted(at_us, at_us // DAY_US, customer, type_, micros)
 
 
@@ -586,9 +582,7 @@ class Ledger:
                                  "arrived_at": arrived_us}
                             )  # fmt: skip
                     at += len(raw) + 1
-                self._states[partition] = PartitionState(
-                    n, max(latest, default=None), segment.header.arrived_us, False
-                )
+                self._states[partition] = PartitionState(n, max(latest, default=None), segment.header.arrived_us, False)
         for e in events:
             self.journal.entry_rows.append(
                 {"batch": number, "day": e.day, "customer": e.customer, "type": e.type,
@@ -658,9 +652,7 @@ def test_a_right_journal_agrees(ledger: Ledger) -> None:
     ]  # fmt: skip
     assert all(check.compared > 0 for check in report.checks)
     assert (report.batches, report.events, report.rejections) == (3, 7, 3)
-    assert (
-        report.amount_micros == 5_000_000 - 1_000_001 + 2_000_000 + 7_000_000 + 500_000 + 125_000 + 1_000_000
-    )
+    assert report.amount_micros == 5_000_000 - 1_000_001 + 2_000_000 + 7_000_000 + 500_000 + 125_000 + 1_000_000
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert report.totals is not None
     rows = {(r["period"], r["customer"], r["type"], r["own_period"]): r for r in report.totals.to_pylist()}
@@ -885,9 +877,7 @@ def test_the_expected_bills(ledger: Ledger) -> None:
     assert report.checks[-1].compared == 5
     bills.write_text(right.replace("-1.000001", "-1.000000"))
     assert failing(verify(ledger.home, ledger.journal)) == {
-        "expected bills": [
-            "2026-01, customer 'noah': the expected bill says -1.000000, the log says -1.000001"
-        ]
+        "expected bills": ["2026-01, customer 'noah': the expected bill says -1.000000, the log says -1.000001"]
     }
     assert verify(ledger.home, ledger.journal, expected=False).agrees
 
@@ -898,9 +888,7 @@ def test_a_long_log_learns_its_shapes_and_agrees(tmp_path: Path) -> None:
         lines = []
         for i in range(600):
             time = datetime(2026, 1, 1 + (i * 7 + part) % 28, i % 24, i % 60, tzinfo=UTC)
-            raw = line(
-                time=time.isoformat(), id=f"{part}-{i}", customer=f"c{i % 7}", amount=f"{i}.{part:06d}"
-            )
+            raw = line(time=time.isoformat(), id=f"{part}-{i}", customer=f"c{i % 7}", amount=f"{i}.{part:06d}")
             if i % 50 == 0:
                 raw = [b"{", b"\xff", line(type="X"), line(customer="\u00e9"), b" \r"][i // 50 % 5]
             elif i % 3 == 0:

@@ -73,8 +73,6 @@ def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
         config.load(tmp_path / "opentab.toml")
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("12h", 43_200), ("1d12h", 129_600), ("250ms", 0.25), ("0s", 0)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("12h", 43_200), ("1d12h", 129_600), ("250ms", 0.25), ("0s", 0)])
 def test_durations(text: str, seconds: float) -> None:
     assert config.parse_duration(text).total_seconds() == seconds

@@ -213,9 +213,7 @@ def test_an_envelope_is_read_as_one_even_if_it_looks_plain() -> None:
 
 def test_large_lines_and_deep_ones() -> None:
     deep = plain(x=json.loads("[" * 99 + "]" * 99))
-    check_agree(
-        [plain(x="y" * 10_000_000).encode(), deep.encode(), plain(customer="z" * 10_000_000).encode()]
-    )
+    check_agree([plain(x="y" * 10_000_000).encode(), deep.encode(), plain(customer="z" * 10_000_000).encode()])
     assert isinstance(verdict(deep), Event)
 
 
@@ -267,9 +265,7 @@ times = st.one_of(
         lambda d: d.isoformat(timespec="milliseconds") + "+05:30"
     ),
     st.integers(1_700_000_000_000, 1_773_000_000_000),
-    st.from_regex(
-        r"\A\d{4}-[01]\d-[0-3]\d[Tt ][0-2]\d:[0-6]\d:[0-6]\d(\.\d{1,8})?(Z|z|[+-][0-2]\d:[0-6]\d)\Z"
-    ),
+    st.from_regex(r"\A\d{4}-[01]\d-[0-3]\d[Tt ][0-2]\d:[0-6]\d:[0-6]\d(\.\d{1,8})?(Z|z|[+-][0-2]\d:[0-6]\d)\Z"),
 )
 good = st.fixed_dictionaries(
     {
@@ -283,9 +279,7 @@ good = st.fixed_dictionaries(
 mixed = st.builds(
     lambda a, b: {**a, **b},
     good,
-    st.dictionaries(
-        st.sampled_from(["time", "customer", "type", "amount", "id", "currency"]), values, max_size=2
-    ),
+    st.dictionaries(st.sampled_from(["time", "customer", "type", "amount", "id", "currency"]), values, max_size=2),
 )
 wrapped = st.builds(
     lambda e, v: {"specversion": v, "subject": e["customer"], "time": e["time"], "data": {k: e[k] for k in ("type", "amount")}, "id": "i"},

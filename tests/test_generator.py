@@ -188,9 +188,7 @@ def test_a_thousand_customers_with_everything_at_once(tmp_path: Path) -> None:
     assert rows[0] == "period,type,total,events"
     assert sorted(rows[1:]) == sorted(f"{p},{t},{total:.6f},{n}" for (p, t), (total, n) in types.items())
     assert (
-        (home.expected_path / "bills.csv")
-        .read_text()
-        .startswith("period,customer,total\n2026-04,c0000000,1.000000\n")
+        (home.expected_path / "bills.csv").read_text().startswith("period,customer,total\n2026-04,c0000000,1.000000\n")
     )
 
 
@@ -322,9 +320,7 @@ def test_late_events_are_late_and_beyond_ones_beyond(seed: int, zone: str) -> No
         assert 0.02 < late.sum() / mine.sum() < 0.04
         assert 0.01 < beyond.sum() / mine.sum() < 0.03
         # The law holds the other way round, too: who was not made late is not.
-        assert (
-            rows.arrival_ms[mine & ~late & ~beyond] - rows.time_ms[mine & ~late & ~beyond] < BOUND_MS
-        ).all()
+        assert (rows.arrival_ms[mine & ~late & ~beyond] - rows.time_ms[mine & ~late & ~beyond] < BOUND_MS).all()
     assert max(len(part) for part in months) < len(rows)
 
 
@@ -399,9 +395,7 @@ def test_live_writes_everything_in_its_time(tmp_path: Path) -> None:
     plan = Plan(events_per_customer=100, months=2, sources=2, month_seconds=3.0, late_share=0.05)
     home, time = home_at(tmp_path / "live"), FakeTime()
     seen: list[tuple[int, int, datetime]] = []
-    outcome = generate(
-        plan, home, clock=time.clock, sleep=time.sleep, progress=lambda *args: seen.append(args)
-    )
+    outcome = generate(plan, home, clock=time.clock, sleep=time.sleep, progress=lambda *args: seen.append(args))
     count = outcome.line_count
     assert outcome.finished and 1_710 <= count == outcome.line_count_planned <= 1_890
     # Two months of three seconds, and the late ones of the last.

@@ -28,9 +28,7 @@ from opentab.periods import (
 
 ZONES = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
 zones = st.sampled_from(ZONES)
-instants = st.datetimes(datetime(1850, 1, 1), datetime(2100, 1, 1)).map(
-    lambda d: to_us(d.replace(tzinfo=UTC))
-)
+instants = st.datetimes(datetime(1850, 1, 1), datetime(2100, 1, 1)).map(lambda d: to_us(d.replace(tzinfo=UTC)))
 days = st.dates(date(1850, 1, 2), date(2100, 1, 1)).map(day_number)
 
 
@@ -94,9 +92,7 @@ def test_the_hour_that_comes_twice_stays_in_the_new_month() -> None:
 )
 def test_months_have_their_own_length(period: str, days: int) -> None:
     calendar = Calendar("UTC")
-    assert calendar.end_us(period) - calendar.start_us(period) == timedelta(days=days) // timedelta(
-        microseconds=1
-    )
+    assert calendar.end_us(period) - calendar.start_us(period) == timedelta(days=days) // timedelta(microseconds=1)
 
 
 def test_the_ends_of_time() -> None:

@@ -63,9 +63,7 @@ def billed_totals(home: Home) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/St_Johns"])
-def test_totals_are_the_expected_bills(
-    tmp_path: Path, run_once: Callable[[Home], Progress], zone: str
-) -> None:
+def test_totals_are_the_expected_bills(tmp_path: Path, run_once: Callable[[Home], Progress], zone: str) -> None:
     (tmp_path / "opentab.toml").write_text(
         f'[billing]\nzone = "{zone}"\nout_of_orderness = "1h"\nallowed_lateness = "1h"\n'
         "[pipeline]\nbatch_events_max = 100\n"
@@ -100,9 +98,7 @@ def test_totals_are_the_expected_bills(
     assert adjusted > 0
 
 
-def test_sources_that_lag_or_fall_silent_lose_nothing(
-    home: Home, run_once: Callable[[Home], Progress]
-) -> None:
+def test_sources_that_lag_or_fall_silent_lose_nothing(home: Home, run_once: Callable[[Home], Progress]) -> None:
     plan = Plan(
         **MONTHS,
         late_share=0.05,
@@ -214,11 +210,7 @@ def test_bad_input_is_kept_with_its_reason_and_place(
 ) -> None:
     bad = [(line.encode() if isinstance(line, str) else line, reason) for line, reason in REFUSED if line]
     # These times are judged against the arrival, which is now.
-    bad = [
-        (line, reason)
-        for line, reason in bad
-        if b"2026-03-0" not in line and b'"time": 1772496000000' not in line
-    ]
+    bad = [(line, reason) for line, reason in bad if b"2026-03-0" not in line and b'"time": 1772496000000' not in line]
     append(event(), *[line for line, _ in bad[:40]], "", "  \r", event() + "\r")
     append(*[line for line, _ in bad[40:]], b"\x00" * 100, b"x" * 10_000_000, event(), partition="other")
     progress = run_once(home)

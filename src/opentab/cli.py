@@ -103,11 +103,7 @@ def doctor(home: Home) -> int:
 
     findings = examine(home)
     for finding in findings:
-        mark = (
-            terminal.paint("ok     ", terminal.GREEN)
-            if finding.ok
-            else terminal.paint("MISSING", terminal.RED)
-        )
+        mark = terminal.paint("ok     ", terminal.GREEN) if finding.ok else terminal.paint("MISSING", terminal.RED)
         terminal.write(f"{mark}  {finding.name:<8}  {finding.fact}")
         if finding.fix:
             terminal.write(f"                   {finding.fix}")
@@ -137,38 +133,28 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
             total += append(stream_chunks(sys.stdin.buffer), producer, lines_max=lines_max)
             continue
         with file.open("rb") as handle, _bar(file.stat().st_size, str(file)) as advance:
-            total += append(
-                file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size)
-            )
+            total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
     sys.stderr.write(f"{total:,} lines are in the log, partition {partition}\n")
 
 
 @commands.command()
-@click.option(
-    "--months", default=3, show_default=True, help="how many, the last one before the current month"
-)
+@click.option("--months", default=3, show_default=True, help="how many, the last one before the current month")
 @click.option("--first-period", metavar="2026-01", help="the first month, if not the latest ones")
 @click.option("--customers", default=9, show_default=True, help="9: the named ones; else c0000000 and so on")
 @click.option("--events", default=10_000, show_default=True, help="about so many a customer and month")
 @click.option("--seed", default=1, show_default=True, help="the same seed makes the same events")
-@click.option(
-    "--month-seconds", type=float, help="live: a month lasts so long; else as fast as the disk allows"
-)
+@click.option("--month-seconds", type=float, help="live: a month lasts so long; else as fast as the disk allows")
 @click.option("--late", default=0.01, show_default=True, help="share that comes after its month was closed")
 @click.option("--beyond", default=0.0, show_default=True, help="share that comes after its month was final")
 @click.option("--bad", default=0.0, show_default=True, help="extra lines that cannot be billed, as a share")
-@click.option(
-    "--duplicates", default=0.0, show_default=True, help="events with an id that come twice, as a share"
-)
+@click.option("--duplicates", default=0.0, show_default=True, help="events with an id that come twice, as a share")
 @click.option("--ids", default=0.8, show_default=True, help="share of events that have an id")
 @click.option("--cloudevents", default=0.0, show_default=True, help="share in CloudEvents envelopes")
 @click.option("--variety", default=0.02, show_default=True, help="share in other shapes of time and amount")
 @click.option("--sources", default=1, show_default=True, help="log partitions to spread the customers over")
 @click.option("--lag", metavar="30m", help="the last source comes later by this much")
 @click.option("--silence", metavar="10d", help="the first source is silent so long in mid-month")
-@click.option(
-    "--out", type=click.File("wb"), metavar="FILE", help="write JSON lines there instead of the log"
-)
+@click.option("--out", type=click.File("wb"), metavar="FILE", help="write JSON lines there instead of the log")
 @at_home
 def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
     """The simulated telecom: events whose monthly bill per customer is known beforehand."""
@@ -216,9 +202,7 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
     periods = f"{outcome.periods[0]} to {outcome.periods[-1]}"
     sys.stderr.write(f"{outcome.line_count:,} lines for {periods}; expected bills in {home.expected_path}\n")
     if not outcome.finished:
-        raise InputError(
-            "stopped before all events were written", hint="the expected bills are those of all events"
-        )
+        raise InputError("stopped before all events were written", hint="the expected bills are those of all events")
 
 
 def _duration_option(name: str, text: str | None) -> timedelta:
@@ -343,9 +327,7 @@ def _print_customer_totals(home: Home, period: str | None, customer: str | None,
     terminal.print_table(columns, table, right=columns[3:])
     watermark = format_us(place.watermark_us) or "none"
     terminal.write(
-        terminal.paint(
-            f"{home['billing.currency']}, position {place.position}, watermark {watermark}", terminal.DIM
-        )
+        terminal.paint(f"{home['billing.currency']}, position {place.position}, watermark {watermark}", terminal.DIM)
     )
 
 
@@ -452,14 +434,188 @@ def sql(home: Home, query: str, format_: str) -> None:
         terminal.print_table(columns, kept, right=numbers)
 
 
+@commands.command()
+@click.option(
+    "--expected/--no-expected",
+    default=True,
+    help="compare with the simulator's known bills too, if there are any",
+)
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@at_home
+def verify(home: Home, expected: bool, format_: str) -> int:
+    """The independent audit: everything recomputed from the raw log, and compared."""
+    return _verify(home, open_journal_now(home), expected=expected, format_=format_)
+
+
+def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "table") -> int:
+    from opentab.audit import verify as audit
+    from opentab.money import format_micros
+
+    with _bar(0, "verifying", always=True) as advance:
+        report = audit(
+            home,
+            journal,
+            expected=expected,
+            progress=lambda _, total: advance(1, total=total, label="verifying"),
+        )
+    if format_ == "json":
+        terminal.print_json(
+            [
+                {
+                    "agrees": report.agrees,
+                    "batches": report.batches,
+                    "events": report.events,
+                    "rejections": report.rejections,
+                    "amount": format_micros(report.amount_micros),
+                    "not_yet_billed_segments": report.not_yet_billed_segments,
+                    "seconds": round(report.seconds, 3),
+                    "checks": [
+                        {
+                            "name": c.name,
+                            "compared": c.compared,
+                            "differences": c.differences,
+                            "samples": c.samples,
+                        }
+                        for c in report.checks
+                    ],
+                }
+            ]
+        )
+        return OK if report.agrees else DIFFERENT
+    for check in report.checks:
+        mark = terminal.paint("agrees ", terminal.GREEN) if check.agrees else terminal.paint("DIFFERS", terminal.RED)
+        note = f"  ({check.note})" if check.note else ""
+        found = "" if check.agrees else f", {check.differences:,} differ"
+        terminal.write(f"{mark}  {check.name:<14} {check.compared:>12,} compared{found}{note}")
+        for sample in check.samples:
+            terminal.write(f"           {terminal.printable(sample)}")
+    if report.not_yet_billed_segments:
+        terminal.write(f"not yet billed: {report.not_yet_billed_segments:,} segments of the log")
+    sums = (
+        f"{report.events:,} events, {report.rejections:,} rejections, "
+        f"{format_micros(report.amount_micros)} {home['billing.currency']} in {report.batches:,} batches"
+    )
+    if report.agrees:
+        terminal.write(terminal.paint(f"The ledger agrees with the log: {sums}.", terminal.GREEN))
+        return OK
+    terminal.write(terminal.paint(f"The ledger DOES NOT agree with the log: {sums}.", terminal.RED))
+    return DIFFERENT
+
+
+@commands.command()
+@click.option("--period", required=True, metavar="2026-01")
+@click.option("--customer", required=True, metavar="NAME")
+@click.option("--events", is_flag=True, help="every raw event with its place in the log, not only the batches")
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@at_home
+def trace(home: Home, period: str, customer: str, events: bool, format_: str) -> int:
+    """The batches and log places that a customer's cents of a period came from."""
+    from opentab.audit import trace as follow
+    from opentab.money import format_micros
+    from opentab.periods import format_us, parse_period
+
+    journal = open_journal_now(home)
+    found = follow(home, journal, parse_period(period), customer)
+    taken = {record.batch: record.taken for record in journal.batches()}
+    if events:
+        columns = ["batch", "place", "time", "type", "kind", "period", "amount"]
+        rows: Iterator[list[Any]] = (
+            [
+                e.batch,
+                e.place,
+                format_us(e.at_us),
+                e.type,
+                _kind(e.adjustment),
+                e.own_period,
+                format_micros(e.amount_micros),
+            ]
+            for e in found.events()
+        )
+    else:
+        columns = ["batch", "segments", "type", "kind", "period", "amount", "events", "first", "last"]
+        rows = (
+            [
+                *(
+                    line.batch,
+                    _segments(taken[line.batch]),
+                    line.type,
+                    _kind(line.adjustment),
+                    line.own_period,
+                ),
+                *(
+                    format_micros(line.amount_micros),
+                    line.event_count,
+                    format_us(line.first_us),
+                    format_us(line.last_us),
+                ),
+            ]
+            for line in found.lines
+        )
+    if format_ == "json":
+        terminal.print_json(dict(zip(columns, row, strict=True)) for row in rows)
+    elif format_ == "csv":
+        terminal.print_csv(columns, rows)
+    else:
+        terminal.print_table(columns, rows, right=[c for c in ("batch", "amount", "events") if c in columns])
+        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {home['billing.currency']}"
+        terminal.write(terminal.paint(f"{total} in {period} for {terminal.printable(customer)}", terminal.DIM))
+    return OK if found.lines else DIFFERENT
+
+
+def _kind(adjustment: bool) -> str:
+    return "adjustment" if adjustment else "usage"
+
+
+def _segments(taken: dict[str, tuple[int, int]]) -> str:
+    """The segments of a batch: default/3-7."""
+    return " ".join(f"{name}/{first}" + (f"-{last}" if last > first else "") for name, (first, last) in taken.items())
+
+
+@commands.command()
+@click.option("--months", default=3, show_default=True)
+@click.option("--month-seconds", default=30.0, show_default=True, help="how long a simulated month lasts")
+@click.option("--events", default=10_000, show_default=True, help="about so many a customer and month")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--home", "home_dir", metavar="DIR", help="a new directory; else one below the temporary ones")
+def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: str | None) -> int:
+    """Three simulated months, live: totals tick beside the pipeline; then the audit's verdict."""
+    import tempfile
+
+    from opentab.java import find_java
+    from opentab.lab.screen import compare_bills, watch
+
+    path = Path(home_dir) if home_dir else Path(tempfile.mkdtemp(prefix="opentab-demo-"))
+    if path.exists() and any(path.iterdir()):
+        raise InputError(f"{path} is not empty", hint="give --home a new directory")
+    home = config.load(path)
+    find_java()
+    signal.signal(signal.SIGTERM, _interrupt)
+    watch(home, months=months, month_seconds=month_seconds, events=events, seed=seed)
+    terminal.write()
+    code = _verify(home, open_journal_now(home), expected=True)
+    code = code if compare_bills(home) else DIFFERENT
+    terminal.write(f"Look around: opentab totals --home {path}")
+    return code
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def open_journal_now(home: Home) -> Journal:
+    """The home's journal, which must be there."""
+    journal = open_journal(home)
+    if journal is None:
+        raise InputError(f"nothing was billed yet in {home.path}", hint="run opentab run --once first")
+    return journal
+
+
 def open_journal(home: Home) -> Journal | None:
     """The home's journal, or None where nothing was billed yet."""
     from opentab.ledger.journal import Journal
 
     if not home.path.exists():
-        raise InputError(
-            f"there is no home at {home.path}", hint="give --home, or make one with opentab init"
-        )
+        raise InputError(f"there is no home at {home.path}", hint="give --home, or make one with opentab init")
     return Journal.open(home.ledger_path, home.identity)
 
 

@@ -252,9 +252,7 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
                 names = [s.key for s in SETTINGS if s.section == section]
                 raise ConfigError(f"{section}.{key} is no setting", hint=_nearest(key, names))
     values = {
-        setting.name: setting.check(
-            setting, document.get(setting.section, {}).get(setting.key, _default(setting))
-        )
+        setting.name: setting.check(setting, document.get(setting.section, {}).get(setting.key, _default(setting)))
         for setting in SETTINGS
     }
     spark = {"spark.master": SPARK_MASTER_DEFAULT} | _flatten(document.get("spark", {}))

@@ -67,9 +67,7 @@ def _home(home: Home) -> Finding:
     if not home.path.exists():
         return Finding("home", True, f"{home.path} is not there yet; the first command makes it")
     if not os.access(home.path, os.W_OK):
-        return Finding(
-            "home", False, f"{home.path} cannot be written", "change its owner, or choose another --home"
-        )
+        return Finding("home", False, f"{home.path} cannot be written", "change its owner, or choose another --home")
     return Finding("home", True, str(home.path))
 
 

@@ -27,9 +27,7 @@ class Line:
     raw: bytes
 
 
-def follow_log(
-    home: Home, *, lines: int, follow: bool, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Line]:
+def follow_log(home: Home, *, lines: int, follow: bool, sleep: Callable[[float], None] = time.sleep) -> Iterator[Line]:
     """The last `lines` lines of the log, then those that arrive."""
     log = DirectoryLog(home.log_path)
     newest = {name: numbers[-1] for name, numbers in log.pending().items()}

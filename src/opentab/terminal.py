@@ -34,8 +34,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
 
     def line(cells: Sequence[str]) -> str:
         padded = [
-            c.rjust(w) if i in flush_right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+            c.rjust(w) if i in flush_right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
         ]
         return "  ".join(padded).rstrip()
 

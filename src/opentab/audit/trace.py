@@ -116,9 +116,7 @@ def trace(home: Home, journal: Journal, period: str, customer: str) -> Trace:
             continue
         billed[batch, own_month] = adjustment = month != own_month
         own_period = period_of_month(own_month)
-        lines.append(
-            TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us)
-        )
+        lines.append(TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us))
     concerned = [records[batch] for batch in sorted({batch for batch, _ in billed})]
     return Trace(period, customer, lines, RawLog(home.log_path), concerned, billed)
 

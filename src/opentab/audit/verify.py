@@ -161,8 +161,7 @@ def _register(con: duckdb.DuckDBPyConnection, journal: Journal, last: int) -> No
     last_now = max((record.batch for record in journal.batches()), default=0)
     for kind in ("entries", "rejections"):
         con.execute(
-            f"CREATE TEMP VIEW journal_{kind} AS"
-            f" SELECT * FROM {kind}_now WHERE batch <= {last} OR batch > {last_now}"
+            f"CREATE TEMP VIEW journal_{kind} AS SELECT * FROM {kind}_now WHERE batch <= {last} OR batch > {last_now}"
         )
 
 
@@ -407,8 +406,7 @@ def _compare_bills(
     ).fetchall()
     for period, customer, theirs_micros, ours_micros in rows:
         tally.samples.append(
-            f"{period}, customer {customer!r}: {says} {_money(theirs_micros)},"
-            f" the log says {_money(ours_micros)}"
+            f"{period}, customer {customer!r}: {says} {_money(theirs_micros)}, the log says {_money(ours_micros)}"
         )
     return tally.done(note)
 

@@ -92,9 +92,7 @@ def _types(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
     rows = [
         (month.period, kind, micros, events)
         for month in months
-        for kind, micros, events in zip(
-            telecom.rules.types, month.type_micros, month.type_events, strict=True
-        )
+        for kind, micros, events in zip(telecom.rules.types, month.type_micros, month.type_events, strict=True)
     ]
     names = {"period": pl.String, "type": pl.String, "total": pl.Int64, "events": pl.Int64}
     return pl.DataFrame(rows, schema=names, orient="row")
@@ -134,9 +132,7 @@ def _read(file: Path, columns: list[str]) -> pl.DataFrame:
         micros = pl.col("total").str.replace(".", "", literal=True).cast(pl.Int64)
         return frame.with_columns(micros)
     except pl.exceptions.PolarsError as error:
-        raise InputError(
-            f"{file} is not what the simulator wrote: {error}", hint="remove the file"
-        ) from error
+        raise InputError(f"{file} is not what the simulator wrote: {error}", hint="remove the file") from error
 
 
 def _runs(file: Path) -> list[dict[str, Any]]:

@@ -161,9 +161,7 @@ class _Appender:
 class _SimulatedClock:
     """Shows the simulated instant: each month takes the same wall time, however long it is."""
 
-    def __init__(
-        self, telecom: Telecom, month_seconds: float, clock: Clock, sleep: Callable[[float], None]
-    ) -> None:
+    def __init__(self, telecom: Telecom, month_seconds: float, clock: Clock, sleep: Callable[[float], None]) -> None:
         calendar = telecom.calendar
         self._starts_ms = [calendar.start_us(period) // 1000 for period in telecom.periods]
         self._ends_ms = [calendar.end_us(period) // 1000 for period in telecom.periods]
@@ -193,9 +191,7 @@ def _write_fast(telecom: Telecom, appender: _Appender, stop: Stop, report: _Repo
     return done
 
 
-def _write_live(
-    telecom: Telecom, appender: _Appender, simulated: _SimulatedClock, stop: Stop, report: _Report
-) -> int:
+def _write_live(telecom: Telecom, appender: _Appender, simulated: _SimulatedClock, stop: Stop, report: _Report) -> int:
     done = 0
     for rows in telecom.stream():
         written = 0

@@ -40,16 +40,12 @@ class Writer:
         last = _day(telecom.calendar.end_us(telecom.periods[-1]) // 1000) + 1
         self._first_day = first
         self._days = _table(f'"{EPOCH_DAY + timedelta(days=day)}T' for day in range(first, last + 1))
-        self._units = _table(
-            str(n) for n in range(int(bills_micros(plan.customers).max()) // MICROS_PER_UNIT + 1)
-        )
+        self._units = _table(str(n) for n in range(int(bills_micros(plan.customers).max()) // MICROS_PER_UNIT + 1))
         # Plain events first, CloudEvents second; without the latter no line is as wide as theirs.
         forms = 2 if plan.cloudevents_share else 1
         self._heads = _table(HEADS[:forms])
         self._middles = _table(MIDDLES[:forms])
-        self._types = _table(
-            form + kind + '","amount":' for form in BEFORE_TYPES[:forms] for kind in rules.types
-        )
+        self._types = _table(form + kind + '","amount":' for form in BEFORE_TYPES[:forms] for kind in rules.types)
         self._tails = _table(TAILS[:forms])
         self._layout = np.dtype(
             [

@@ -31,9 +31,7 @@ def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str
         columns = [column[0] for column in result.description or []]
         return columns, _rows(result)
     except duckdb.Error as error:
-        raise InputError(
-            str(error).strip().splitlines()[0], hint=f"the views are: {', '.join(VIEWS)}"
-        ) from error
+        raise InputError(str(error).strip().splitlines()[0], hint=f"the views are: {', '.join(VIEWS)}") from error
 
 
 def _datasets(home: Home, journal: Journal | None) -> dict[str, ds.Dataset]:

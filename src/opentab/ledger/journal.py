@@ -174,9 +174,7 @@ class Journal:
             if self.position != record.batch - 1:
                 raise fenced(self.position)
             batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
-            self._write(
-                [add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch
-            )
+            self._write([add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch)
             self._table.update_incremental()
             self._make_durable()
         except CommitFailedError as error:

@@ -162,9 +162,7 @@ class DirectoryLog:
 class Producer:
     """Appends to one partition of a log. When `append` returns, the lines are on the disk."""
 
-    def __init__(
-        self, log: DirectoryLog, partition: str = PARTITION_DEFAULT, *, clock: Clock = wall_clock
-    ) -> None:
+    def __init__(self, log: DirectoryLog, partition: str = PARTITION_DEFAULT, *, clock: Clock = wall_clock) -> None:
         if not PARTITION_PATTERN.fullmatch(partition):
             raise InputError(
                 f"{partition!r} cannot name a log partition",

@@ -94,9 +94,7 @@ def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar
     return _joined(columns, sure, events, refusals)
 
 
-def decode_exactly(
-    lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar
-) -> Decoded:
+def decode_exactly(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar) -> Decoded:
     """The reference: every line through exact.judge. Tests compare `decode` with it."""
     events, refusals = _judge_each(lines, range(len(lines)), arrived_us, rules, calendar)
     none = np.empty(0, np.int64)
@@ -221,9 +219,7 @@ def _quotes(value: Any, depth: int) -> int:
     return 0
 
 
-def _columns(
-    rows: list[_Plain], arrived_us: Int64s, rules: Rules, calendar: Calendar
-) -> tuple[_Columns, Bools, Bools]:
+def _columns(rows: list[_Plain], arrived_us: Int64s, rules: Rules, calendar: Calendar) -> tuple[_Columns, Bools, Bools]:
     """The rows' values, which of the rows are certainly right, and which amounts are texts."""
     at_us, time_ok = _instants([row.time for row in rows])
     day = calendar.days_of(at_us)
@@ -378,9 +374,7 @@ def _customers(customers: list[str]) -> tuple[pa.Array, Bools]:
     return names, sure
 
 
-def _joined(
-    columns: _Columns, sure: Bools, slow: list[Event], refusals: list[tuple[int, Refusal]]
-) -> Decoded:
+def _joined(columns: _Columns, sure: Bools, slow: list[Event], refusals: list[tuple[int, Refusal]]) -> Decoded:
     at_us, day, micros = columns.at_us, columns.day, columns.amount_micros
     customer, kind = columns.customer, columns.type
     if not sure.all():

@@ -116,10 +116,7 @@ class Job:
             started_us=started_us,
             committed_us=to_us(datetime.now(UTC)),
             partitions=partitions,
-            taken={
-                name: (self.positions.get(name, 0) + 1, state.segment)
-                for name, state in sorted(taken.items())
-            },
+            taken={name: (self.positions.get(name, 0) + 1, state.segment) for name, state in sorted(taken.items())},
             watermark_us=watermark_after(self.last, partitions, self.rules),
             newest_us=newest_after(partitions),
             event_count=sum(report.event_count for report in reports),
@@ -146,9 +143,7 @@ class Job:
             if sorted(numbers) != list(range(first, first + len(numbers))):
                 raise OutOfTurn(f"{name}: {sorted(numbers)} do not follow {first - 1}")
         return {
-            name: PartitionState(
-                max(numbers), max(latest.get(name, []), default=None), arrived[name], idle=False
-            )
+            name: PartitionState(max(numbers), max(latest.get(name, []), default=None), arrived[name], idle=False)
             for name, numbers in segments.items()
         }
 
@@ -171,9 +166,7 @@ def check_sums(reports: Sequence[Report]) -> None:
 
 def _last_line(text: str) -> str:
     """The line of a Python worker's traceback that names the error."""
-    lines = [
-        line.strip() for line in text.split("JVM stacktrace", maxsplit=1)[0].splitlines() if line.strip()
-    ]
+    lines = [line.strip() for line in text.split("JVM stacktrace", maxsplit=1)[0].splitlines() if line.strip()]
     return (lines[-1] if lines else "no reason given")[:300]
 
 

@@ -38,11 +38,7 @@ class HomeLock:
             self.release()
             if take_over:
                 return
-            who = (
-                f"process {holder.pid} on {holder.host}, since {holder.since}"
-                if holder
-                else "another process"
-            )
+            who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
             raise HomeLocked(
                 f"another pipeline works on {home}: {who}",
                 hint="stop it first, or start with --take-over if it hangs",

@@ -74,9 +74,7 @@ def _sums_fit(decoded: Sequence[Decoded]) -> bool:
     return largest * sum(len(p.amount_micros) for p in decoded) <= INT64_MAX
 
 
-def _entries(
-    table: pa.Table, batch: int, *, amount: str, count: str | None, first: str, last: str
-) -> pa.Table:
+def _entries(table: pa.Table, batch: int, *, amount: str, count: str | None, first: str, last: str) -> pa.Table:
     rows = table.num_rows
     one = pa.array(np.ones(rows, np.int64)) if count is None else table[count]
     columns = [

@@ -40,9 +40,7 @@ def partitions_after(
     }
 
 
-def watermark_after(
-    before: BatchRecord | None, partitions: Mapping[str, PartitionState], rules: Rules
-) -> int | None:
+def watermark_after(before: BatchRecord | None, partitions: Mapping[str, PartitionState], rules: Rules) -> int | None:
     """W(N): the least of the partitions that count, and never less than it was."""
     counting = [
         state.latest_us - rules.out_of_orderness_us
