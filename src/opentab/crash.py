@@ -1,7 +1,8 @@
-"""Named moments at which a test may kill this process for real.
+"""Named moments at which a test may kill or stop this process for real.
 
-OPENTAB_CRASH_AT="staged:3" kills it with SIGKILL when the moment `staged` comes for the third time.
-Without that variable a moment costs one look at a dictionary.
+OPENTAB_CRASH_AT="staged:3" kills it with SIGKILL when the moment `staged` comes for the third time;
+"staged:3:STOP" stops it there with SIGSTOP, as a machine that hangs would. Without that variable a
+moment costs one look at a dictionary.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def moment(name: str) -> None:
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return
-    wanted_name, _, wanted_time = wanted.partition(":")
+    wanted_name, wanted_time, wanted_signal = [*wanted.split(":"), "KILL"][:3]
     _times_seen[name] = _times_seen.get(name, 0) + 1
-    if wanted_name == name and _times_seen[name] == int(wanted_time or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if wanted_name == name and _times_seen[name] == int(wanted_time):
+        os.kill(os.getpid(), signal.Signals[f"SIG{wanted_signal}"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.errors import DiskFull, OpentabError, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
@@ -141,6 +141,8 @@ class Pipeline:
         if self._raise_error():
             return
         failure = query.exception()
+        if failure is not None and means_disk_full(failure):
+            raise DiskFull(str(self.home.path)) from failure
         if failure is not None and not self._finished():
             raise OpentabError(
                 f"Spark stopped the stream: {str(failure).splitlines()[0][:300]}",

@@ -1,0 +1,216 @@
+"""Killed for real, at named steps and at random: after a restart the bill is exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from opentab import config
+from opentab.config import Home
+from opentab.heartbeat import read_heartbeat
+from opentab.log import DirectoryLog, Producer
+from product import OPENTAB, event, json_lines, opentab
+
+SMALL_BATCHES = "[pipeline]\nbatch_events_max = 200\ncompact_files = 4\nsnapshot_batches = 3\n"
+PATIENCE_SECONDS = 90
+SEED = 20170613
+
+
+@pytest.fixture
+def small_home(tmp_path: Path) -> Home:
+    (tmp_path / "opentab.toml").write_text(SMALL_BATCHES)
+    return config.load(tmp_path)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start commands in the background; whatever is left of them is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_command(*args: str, home: Home, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*OPENTAB, *args, "--home", str(home.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_command
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(what: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, f"waited too long until {why}"
+        time.sleep(0.05)
+
+
+def streams(home: Home, process: subprocess.Popen[str]) -> bool:
+    beat = read_heartbeat(home.ledger_path)
+    assert process.poll() is None, process.communicate()[0]
+    return beat is not None and beat.pid == process.pid and beat.streaming
+
+
+def position(home: Home) -> int:
+    beat = read_heartbeat(home.ledger_path)
+    return beat.position if beat else 0
+
+
+def check_exact(home: Home) -> None:
+    """All of the log is billed, and the independent audit agrees, down to the simulator's own bills."""
+    opentab("run", "--once", home=home)
+    verdict = json_lines(opentab("verify", "--format", "json", home=home, check=False).stdout)[0]
+    assert verdict["agrees"], verdict
+    assert verdict["not_yet_billed_segments"] == 0
+
+
+def test_killed_at_each_named_step(small_home: Home) -> None:
+    moments = [
+        "taken:2",
+        "staged:2",
+        "committed:2",
+        "archived:2",
+        "compacting:1",
+        "compacted:1",
+        "snapshot:1",
+        "snapshotted:1",
+    ]
+    for month, moment in enumerate(moments, start=1):
+        period = f"2025-{month:02d}"
+        options = ("--months", "1", "--events", "110", "--bad", "0.02", "--seed", str(month))
+        opentab("generate", "--first-period", period, *options, home=small_home)
+        died = opentab("run", "--once", home=small_home, check=False, OPENTAB_CRASH_AT=moment)
+        assert died.returncode == -signal.SIGKILL, (moment, died)
+        shutil.rmtree(small_home.checkpoint_path, ignore_errors=True)
+    check_exact(small_home)
+    rejected = json_lines(opentab("rejections", "--format", "json", home=small_home).stdout)
+    assert len({row["place"] for row in rejected}) == len(rejected) > 0
+
+
+def test_killed_at_random_while_events_stream_in(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
+    dice = random.Random(SEED)
+    simulator = start(
+        "generate", "--months", "2", "--month-seconds", "30", "--events", "1500", "--beyond", "0.02", home=small_home
+    )
+    for _ in range(3):
+        pipeline = start("run", home=small_home)
+        seen = position(small_home)
+        wait_for(lambda: position(small_home) > seen and streams(small_home, pipeline), "a batch was billed")  # noqa: B023
+        time.sleep(dice.uniform(0, 2))
+        java = [child for child in psutil.Process(pipeline.pid).children(recursive=True) if child.name() == "java"]
+        if dice.random() < 0.5:
+            os.killpg(pipeline.pid, signal.SIGKILL)
+        else:
+            pipeline.kill()
+        pipeline.wait()
+        wait_for(lambda: not any(p.is_running() for p in java), "Spark's Java process was gone")  # noqa: B023
+    assert simulator.wait(timeout=PATIENCE_SECONDS) == 0
+    check_exact(small_home)
+
+
+def test_parts_of_spark_killed(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
+    pipeline = start("run", home=small_home)
+    wait_for(lambda: streams(small_home, pipeline), "Spark was up")
+    opentab("generate", "--months", "1", "--events", "400", home=small_home)
+    wait_for(lambda: position(small_home) >= 2, "batches were billed")
+    children = psutil.Process(pipeline.pid).children(recursive=True)
+    workers = [c for c in children if "pyspark.daemon" in " ".join(c.cmdline())]
+    for worker in workers:
+        worker.kill()
+    # A lost Python worker is a task tried again.
+    opentab("generate", "--first-period", "2025-01", "--months", "1", "--events", "400", home=small_home)
+    wait_for(
+        lambda: bool((b := read_heartbeat(small_home.ledger_path)) and b.caught_up and b.position > 20), "it caught up"
+    )
+    assert pipeline.poll() is None
+    # A lost Java process ends the run with a sentence, and a new run goes on.
+    (java,) = [c for c in children if c.name() == "java"]
+    opentab("generate", "--first-period", "2025-02", "--months", "1", "--events", "100", home=small_home)
+    java.kill()
+    output, _ = pipeline.communicate(timeout=PATIENCE_SECONDS)
+    assert pipeline.returncode == 1
+    assert "Spark's Java process died" in output
+    assert "Traceback" not in output
+    check_exact(small_home)
+
+
+def test_one_pipeline_a_home_and_a_zombie_is_fenced(
+    small_home: Home, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    producer = Producer(DirectoryLog(small_home.log_path))
+    zombie = start("run", home=small_home, OPENTAB_CRASH_AT="staged:2:STOP")
+    producer.append(event(amount="1").encode())
+    wait_for(lambda: position(small_home) == 1, "the first batch was billed")
+
+    second = opentab("run", "--once", home=small_home, check=False)
+    assert second.returncode == 4
+    assert f"another pipeline works on {small_home.path}: process {zombie.pid}" in second.stderr
+    assert "--take-over" in second.stderr
+
+    producer.append(event(amount="2").encode())
+    wait_for(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "it hung between staging and commit")
+    opentab("run", "--once", "--take-over", home=small_home)
+    os.kill(zombie.pid, signal.SIGCONT)
+    output, _ = zombie.communicate(timeout=PATIENCE_SECONDS)
+    assert zombie.returncode == 4
+    assert "another pipeline has taken over this home" in output
+    (total,) = json_lines(opentab("totals", "--format", "json", home=small_home).stdout)
+    assert (total["total"], total["events"], total["position"]) == ("3.000000", 2, 2)
+
+
+def test_a_zombie_that_wakes_up_idle_stops(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
+    producer = Producer(DirectoryLog(small_home.log_path))
+    zombie = start("run", home=small_home)
+    wait_for(lambda: streams(small_home, zombie), "Spark was up")
+    os.killpg(zombie.pid, signal.SIGSTOP)
+    producer.append(event(amount="2").encode())
+    opentab("run", "--once", "--take-over", home=small_home)
+    os.killpg(zombie.pid, signal.SIGCONT)
+    output, _ = zombie.communicate(timeout=PATIENCE_SECONDS)
+    assert zombie.returncode == 4, output
+    assert "another pipeline has taken over this home" in output
+    check_exact(small_home)
+
+
+def test_stopped_by_a_signal_it_ends_cleanly(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
+    pipeline = start("run", home=small_home)
+    wait_for(lambda: streams(small_home, pipeline), "Spark was up")
+    Producer(DirectoryLog(small_home.log_path)).append(event().encode())
+    wait_for(lambda: position(small_home) == 1, "the batch was billed")
+    java = [child for child in psutil.Process(pipeline.pid).children(recursive=True) if child.name() == "java"]
+    pipeline.terminate()
+    output, _ = pipeline.communicate(timeout=PATIENCE_SECONDS)
+    assert pipeline.returncode == 0, output
+    assert "1 events and 0 rejections in 1 batches; position 1" in output
+    wait_for(lambda: not any(p.is_running() for p in java), "Java was gone")
+
+
+def test_a_full_disk_stops_it_clearly_and_space_lets_it_go_on(tmp_path: Path) -> None:
+    """A file system of its own, so that it can be filled: the scene needs a mount."""
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    scene = Path(__file__).with_name("scene_disk_full.py")
+    done = subprocess.run(
+        [*unshare, sys.executable, str(scene), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stopped: no space left on the disk" in done.stdout
+    assert done.stdout.rstrip().endswith("exact"), done.stdout
