@@ -1,0 +1,169 @@
+"""The documents held against the code: what exists is documented, and what is linked exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import pytest
+
+from opentab import cli, crash, errors
+from opentab.config import SETTINGS, Home, Setting
+from opentab.errors import OpentabError
+from opentab.events import Reason
+from opentab.periods import to_us
+from opentab.pipeline.exact import Refusal, judge
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, down to the next one of the same or a higher level."""
+    level = len(heading) - len(heading.lstrip("#"))
+    found = re.search(rf"^{re.escape(heading)}$(.*?)(?=^#{{1,{level}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no heading {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of all tables, as their cells."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def walk(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, by the words a user types."""
+    if isinstance(command, click.Group):
+        for word, inner in sorted(command.commands.items()):
+            yield f"{name} {word}", inner
+            yield from walk(inner, f"{name} {word}")
+
+
+def options_of(command: click.Command) -> list[str]:
+    return [
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    ]
+
+
+def subclasses(kind: type[OpentabError]) -> Iterator[type[OpentabError]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from subclasses(inner)
+
+
+COMMANDS = list(walk(cli.commands, "opentab"))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_stands_in_the_reference_with_its_default(setting: Setting) -> None:
+    table = rows(section(text_of("docs/reference.md"), "## Settings"))
+    defaults = [row[1] for row in table if row[0] == f"`{setting.name}`"]
+    assert defaults == [f"`{setting.default}`"]
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    table = rows(section(text_of("docs/reference.md"), "## Settings"))
+    named = {row[0].strip("`") for row in table if row[0].startswith("`")}
+    assert named == {setting.name for setting in SETTINGS}
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_every_command_and_option_stands_in_the_reference(name: str, command: click.Command) -> None:
+    text = section(text_of("docs/reference.md"), f"### {name}")
+    # The first cell of an option's row begins with the option, and may name more than one.
+    documented = {word for row in rows(text) for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", row[0])}
+    assert set(options_of(command)) <= documented
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_the_reference_shows_the_defaults_of_options(name: str, command: click.Command) -> None:
+    table = rows(section(text_of("docs/reference.md"), f"### {name}"))
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.show_default and not parameter.is_flag:
+            row = next(row for row in table if parameter.opts[-1] in re.findall(r"--?[a-z][a-z-]*", row[0]))
+            assert f"`{parameter.default}`" in row[1:], (name, parameter.name)
+
+
+def test_reasons_stand_in_the_wire_in_order_of_precedence() -> None:
+    table = rows(section(text_of("docs/wire.md"), "## Rejection reasons"))
+    assert [row[0].strip("`") for row in table if row[0].startswith("`")] == [str(reason) for reason in Reason]
+
+
+def test_the_wires_examples_are_rejected_for_the_reason_they_show(home: Home) -> None:
+    table = rows(section(text_of("docs/wire.md"), "## Rejection reasons"))
+    shown = {row[0].strip("`"): row[2].strip("`") for row in table if row[2].startswith("`")}
+    assert set(shown) == {str(reason) for reason in Reason} - {"conflicting_duplicate"}
+    arrived_us = to_us(datetime(2026, 2, 1, tzinfo=UTC))
+    for reason, line in shown.items():
+        verdict = judge(line.encode(), arrived_us=arrived_us, rules=home.rules, calendar=home.calendar)
+        assert isinstance(verdict, Refusal)
+        assert verdict.reason == reason
+
+
+def test_every_exit_code_stands_in_operating() -> None:
+    table = rows(section(text_of("docs/operating.md"), "## Exit codes"))
+    raised = {row[0]: row[2] for row in table}
+    for error in subclasses(OpentabError):
+        assert f"`{error.__name__}`" in raised[str(error.exit_code)], error.__name__
+    for code in (cli.OK, cli.DIFFERENT, cli.OUR_BUG, cli.INTERRUPTED):
+        assert str(code) in raised
+
+
+def test_no_error_is_documented_that_does_not_exist() -> None:
+    table = rows(section(text_of("docs/operating.md"), "## Exit codes"))
+    named = {name for row in table for name in re.findall(r"`([A-Z]\w+)`", row[2])}
+    assert all(hasattr(errors, name) for name in named), named
+
+
+def test_every_crash_moment_is_named() -> None:
+    text = section(text_of("CONTRIBUTING.md"), "## Crash moments")
+    assert {name for name in crash.MOMENTS if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, target
+
+
+def test_every_package_and_module_is_named_in_the_architecture() -> None:
+    text = text_of("ARCHITECTURE.md")
+    source = ROOT / "src" / "opentab"
+    packages = [f"{path.parent.name}/" for path in source.glob("*/__init__.py")]
+    modules = [path.name for path in source.glob("*.py") if path.stem != "__init__"]
+    inner = [path.name for path in source.glob("pipeline/*.py") if path.stem != "__init__"]
+    assert [name for name in (*packages, *modules, *inner) if name not in text] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_every_verb_of_make_exists(name: str) -> None:
+    verbs = set(re.findall(r"^([a-z]+):", text_of("Makefile"), re.MULTILINE))
+    code = re.findall(r"`make ([a-z]+)`|^    (?:\$ )?make ([a-z]+)", text_of(name), re.MULTILINE)
+    assert code
+    assert {word for pair in code for word in pair if word} <= verbs
+
+
+def test_every_command_that_the_readme_shows_exists() -> None:
+    shown = set(re.findall(r"\.venv/bin/opentab ([a-z]+)", text_of("README.md")))
+    assert shown
+    assert shown <= set(cli.commands.commands)
