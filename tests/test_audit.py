@@ -547,6 +547,7 @@ class Ledger:
         self.now = datetime(2026, 1, 10, tzinfo=UTC)
         self._states: dict[str, PartitionState] = {}
         self._watermark_us: int | None = None
+        self._final_us: int | None = None
 
     def arrive(self, at: datetime, *lines: bytes, partition: str = "default") -> int:
         self.now = at
@@ -594,7 +595,7 @@ class Ledger:
             BatchRecord(
                 batch=number, run="r",
                 started_us=0, committed_us=0, taken=taken, partitions=dict(self._states),
-                watermark_us=self._watermark_us, newest_us=max(known, default=None), event_count=len(events),
+                watermark_us=self._watermark_us, final_us=self._final_us, newest_us=max(known, default=None), event_count=len(events),
                 sum_micros=str(sum(e.amount_micros for e in events)), entry_rows=len(events),
                 rejections=dict(reasons), input_bytes=0, rules=rules,
             )
@@ -611,6 +612,7 @@ class Ledger:
         if holding:
             found = min(holding) - rules.out_of_orderness_us
             self._watermark_us = found if self._watermark_us is None else max(found, self._watermark_us)
+            self._final_us = max(self._watermark_us - rules.allowed_lateness_us, self._final_us or -(2**62))
 
 
 def at(day: int, hour: int = 12, month: int = 1) -> datetime:

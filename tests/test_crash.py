@@ -21,7 +21,7 @@ from opentab.heartbeat import read_heartbeat
 from opentab.log import DirectoryLog, Producer
 from product import OPENTAB, event, json_lines, opentab
 
-SMALL_BATCHES = "[pipeline]\nbatch_events_max = 200\ncompact_files = 4\nsnapshot_batches = 3\n"
+SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
 PATIENCE_SECONDS = 90
 SEED = 20170613
 
@@ -96,7 +96,7 @@ def test_killed_at_each_named_step(small_home: Home) -> None:
     ]
     for month, moment in enumerate(moments, start=1):
         period = f"2025-{month:02d}"
-        options = ("--months", "1", "--events", "110", "--bad", "0.02", "--seed", str(month))
+        options = ("--months", "1", "--events", "200", "--bad", "0.02", "--seed", str(month))
         opentab("generate", "--first-period", period, *options, home=small_home)
         died = opentab("run", "--once", home=small_home, check=False, OPENTAB_CRASH_AT=moment)
         assert died.returncode == -signal.SIGKILL, (moment, died)
@@ -109,7 +109,7 @@ def test_killed_at_each_named_step(small_home: Home) -> None:
 def test_killed_at_random_while_events_stream_in(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
     dice = random.Random(SEED)
     simulator = start(
-        "generate", "--months", "2", "--month-seconds", "30", "--events", "1500", "--beyond", "0.02", home=small_home
+        "generate", "--months", "2", "--month-seconds", "25", "--events", "1500", "--beyond", "0.02", home=small_home
     )
     for _ in range(3):
         pipeline = start("run", home=small_home)

@@ -121,14 +121,14 @@ def test_a_snapshot_changes_no_total(tmp_path: Path, run_once: Callable[[Home], 
     plain = billed_totals(home)
     for upto in range(1, journal.position + 1, 3):
         shutil.rmtree(home.ledger_path / "balances", ignore_errors=True)
-        assert balances.write_snapshot(_upto(journal, upto), home.calendar, run="test") == upto
+        assert balances.write_snapshot(_upto(journal, upto), home.calendar) == upto
         assert billed_totals(home) == plain
     kept = {row["period"] for row in balances.latest(home.ledger_path).rows.to_table().to_pylist()}
     assert kept < {period for period, _ in plain}, "what is final leaves the snapshot"
     # One snapshot over another, as in a long run.
     shutil.rmtree(home.ledger_path / "balances")
     for upto in range(1, journal.position + 1, 5):
-        balances.write_snapshot(_upto(journal, upto), home.calendar, run="test")
+        balances.write_snapshot(_upto(journal, upto), home.calendar)
     assert billed_totals(home) == plain
 
 
@@ -256,7 +256,7 @@ def test_sums_beyond_64_bits_stay_exact(
     append(*[event(amount="999999999.999999")] * 10_000)
     run_once(home)
     assert billed_totals(home) == {("2026-01", "emma"): (999_999_999_999_999 * 10_000, 10_000)}
-    balances.write_snapshot(journal_of(home), home.calendar, run="test")
+    balances.write_snapshot(journal_of(home), home.calendar)
     assert billed_totals(home) == {("2026-01", "emma"): (999_999_999_999_999 * 10_000, 10_000)}
     assert journal_of(home).batches()[0].amount_micros == 999_999_999_999_999 * 10_000
 

@@ -18,7 +18,7 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
-from opentab.errors import InputError, OpentabError
+from opentab.errors import DiskFull, InputError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
@@ -47,7 +47,13 @@ def main() -> None:
     except OpentabError as error:
         terminal.complain(error.fact + (f"\n         {error.hint}" if error.hint else ""))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
+    except OSError as error:
+        if means_disk_full(error):
+            terminal.complain(str(DiskFull(str(error.filename or "the home"))))
+            sys.exit(DiskFull.exit_code)
+        if not isinstance(error, BrokenPipeError):
+            terminal.complain(f"{error.filename or 'the system'}: {error.strerror or error}")
+            sys.exit(OpentabError.exit_code)
         # The reader of our output went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)
@@ -195,12 +201,16 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
             advance(done - seen, total=total, label=f"{at:%Y-%m-%d}")
             seen = done
 
+        expected_path = home.expected_path
         if out is None:
             outcome = write_log(plan, home, stop=lambda: stopping, progress=progress)
         else:
-            outcome = write_lines(plan, home, out, stop=lambda: stopping, progress=progress)
+            expected_path = home.expected_path if out.name == "<stdout>" else Path(f"{out.name}.expected")
+            outcome = write_lines(
+                plan, home, out, expected_path=expected_path, stop=lambda: stopping, progress=progress
+            )
     periods = f"{outcome.periods[0]} to {outcome.periods[-1]}"
-    sys.stderr.write(f"{outcome.line_count:,} lines for {periods}; expected bills in {home.expected_path}\n")
+    sys.stderr.write(f"{outcome.line_count:,} lines for {periods}; expected bills in {expected_path}\n")
     if not outcome.finished:
         raise InputError("stopped before all events were written", hint="the expected bills are those of all events")
 

@@ -48,6 +48,7 @@ DURATION_UNITS = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
+DURATION_MAX = timedelta(days=36_500)
 DURATION_PATTERN = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 
 
@@ -56,14 +57,17 @@ def parse_duration(text: str) -> timedelta:
     parts = DURATION_PATTERN.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(text)
-    return sum((int(number) * DURATION_UNITS[unit] for number, unit in parts), timedelta())
+    duration = sum((int(number) * DURATION_UNITS[unit] for number, unit in parts), timedelta())
+    if duration > DURATION_MAX:
+        raise ValueError(text)
+    return duration
 
 
 def _duration(setting: Setting, value: Any) -> timedelta:
     try:
         return parse_duration(value)
     except (TypeError, ValueError, OverflowError):
-        raise setting.wrong(value, "a duration in ms, s, m, h or d, in quotes") from None
+        raise setting.wrong(value, "a duration in ms, s, m, h or d, in quotes, of 100 years at most") from None
 
 
 def _text(setting: Setting, value: Any) -> str:

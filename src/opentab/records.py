@@ -88,6 +88,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     partitions: dict[str, PartitionState]
     taken: dict[str, tuple[int, int]]  # partition: first and last segment of this batch
     watermark_us: int | None
+    final_us: int | None  # every period that ends by then is final, for good
     newest_us: int | None  # the newest event time so far; its period is the current one
     event_count: int
     sum_micros: str  # a decimal integer: JSON readers may not hold more than 64 bits

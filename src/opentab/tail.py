@@ -67,10 +67,10 @@ def _last_lines(log: DirectoryLog, newest: dict[str, int], count: int) -> Iterat
 
 
 def _lines(log: DirectoryLog, name: str, number: int) -> Iterator[Line]:
-    path = log.find(name, number)
-    if path is None:
-        return
-    segment = read_segment(path)
+    try:
+        segment = read_segment(log.path_of(name, number))
+    except FileNotFoundError:  # it was archived in between
+        segment = read_segment(log.path_of(name, number))
     at = segment.body_at
     for raw in bytes(segment.body).split(b"\n")[:-1]:
         if not is_blank(raw):

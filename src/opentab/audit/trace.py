@@ -9,7 +9,7 @@ import duckdb
 import pyarrow.dataset as ds
 
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
-from opentab.audit.lateness import billed_month
+from opentab.audit.lateness import Mark, billed_month
 from opentab.audit.raw import RawLog
 from opentab.audit.recompute import days_in, places
 from opentab.audit.verify import Journal
@@ -108,8 +108,7 @@ def trace(home: Home, journal: Journal, period: str, customer: str) -> Trace:
         before = records.get(batch - 1)
         month = billed_month(
             own_month,
-            watermark_before_us=before.watermark_us if before else None,
-            rules=record.rules,
+            before=Mark(before.watermark_us, before.final_us) if before else Mark(),
             days=days_in(record.rules.zone),
         )
         if month != wanted:

@@ -14,8 +14,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from opentab.audit.days import EPOCH, period_of_month
-from opentab.audit.lateness import billed_month
+from opentab.audit.days import DAY_US, EPOCH, FIRST_DAY, period_of_month
+from opentab.audit.lateness import Mark, billed_month
 from opentab.audit.raw import RawLog
 from opentab.audit.recompute import Progress, Recomputed, days_in, recompute, to_table
 from opentab.config import Home
@@ -94,14 +94,14 @@ def verify(
         positions = _positions(batches)
         waiting = log.waiting(positions)
         _register(con, journal, max((record.batch for record in batches), default=0))
-        watermarks: dict[int, int | None] = {}
+        marks: dict[int, Mark] = {}
         checks = [
             _check_log(batches, recount, len(waiting)),
             _check_batches(batches, recount),
             _check_entries(con),
             _check_rejections(con),
-            _check_watermarks(batches, recount, log, watermarks),
-            _check_totals(con, batches, watermarks),
+            _check_watermarks(batches, recount, log, marks),
+            _check_totals(con, batches, marks),
         ]
         bills = home.expected_path / "bills.csv"
         if expected and bills.exists():
@@ -286,12 +286,13 @@ def _check_rejections(con: duckdb.DuckDBPyConnection) -> Check:
 
 
 def _check_watermarks(
-    batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, watermarks: dict[int, int | None]
+    batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, marks: dict[int, Mark]
 ) -> Check:
-    """Recompute the watermark after each batch into `watermarks`, and compare."""
+    """Recompute the watermark after each batch into `marks`, and compare."""
     tally = _Tally("watermarks", compared=len(batches))
     states: dict[str, PartitionState] = {}
     watermark_us: int | None = None
+    final_us: int | None = None
     now_us: int | None = None  # the latest arrival so far: the log's own clock
     untaken: dict[tuple[str, int], int | None] = {}
 
@@ -326,12 +327,17 @@ def _check_watermarks(
             states[partition] = PartitionState(state.segment, state.latest_us, state.arrived_us, idle)
         holding = [s.latest_us for s in states.values() if s.latest_us is not None and not s.idle]
         if holding:
-            watermark_us = _later(watermark_us, min(holding) - record.rules.out_of_orderness_us)
-        watermarks[record.batch] = watermark_us
+            reached_us = min(holding) - record.rules.out_of_orderness_us
+            watermark_us = _later(watermark_us, max(reached_us, FIRST_DAY * DAY_US))
+        if watermark_us is not None:
+            final_us = _later(final_us, watermark_us - record.rules.allowed_lateness_us)
+        marks[record.batch] = Mark(watermark_us, final_us)
         newest_us = max((s.latest_us for s in states.values() if s.latest_us is not None), default=None)
 
         where = f"batch {record.batch}"
         tally.compare(f"{where}, watermark", journal=_at(record.watermark_us), log=_at(watermark_us))
+        if record.final_us != final_us:
+            tally.compare(f"{where}, final up to", journal=record.final_us, log=final_us)
         tally.compare(f"{where}, newest event", journal=_at(record.newest_us), log=_at(newest_us))
         _compare_states(tally, where, record.partitions, states)
     return tally.done()
@@ -346,12 +352,10 @@ def _compare_states(
             tally.compare(f"{where}, log partition {partition!r}", journal=theirs, log=ours)
 
 
-def _check_totals(
-    con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], watermarks: Mapping[int, int | None]
-) -> Check:
+def _check_totals(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], marks: Mapping[int, Mark]) -> Check:
     """What each customer owes for each period: from the log alone, and from the journal alone."""
-    recorded = {record.batch: record.watermark_us for record in batches}
-    _bill(con, batches, watermarks, entries="recounted", name="log_bills")
+    recorded = {record.batch: Mark(record.watermark_us, record.final_us) for record in batches}
+    _bill(con, batches, marks, entries="recounted", name="log_bills")
     _bill(con, batches, recorded, entries="journal_entries", name="journal_bills")
     side = "SELECT period, customer, sum(amount_micros) AS amount, sum(events) AS events FROM {} GROUP BY ALL"
     return _compare_bills(
@@ -414,7 +418,7 @@ def _compare_bills(
 def _bill(
     con: duckdb.DuckDBPyConnection,
     batches: Sequence[BatchRecord],
-    watermarks: Mapping[int, int | None],
+    marks: Mapping[int, Mark],
     *,
     entries: str,
     name: str,
@@ -427,8 +431,7 @@ def _bill(
         billed = month
         if batch in rules:
             days = days_in(rules[batch].zone)
-            before_us = watermarks.get(batch - 1)
-            billed = billed_month(month, watermark_before_us=before_us, rules=rules[batch], days=days)
+            billed = billed_month(month, before=marks.get(batch - 1, Mark()), days=days)
         where.append((batch, month, period_of_month(month), period_of_month(billed)))
     con.register("billed", to_table(where, SCHEMA_BILLED))
     con.execute(

@@ -26,6 +26,8 @@ def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str
     # The query is a user's; it gets the views and no file, network or setting.
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
+    if not query.strip(" \t\r\n;"):
+        raise InputError("the query is empty", hint='for example "select * from batches"')
     try:
         result = connection.execute(query)
         columns = [column[0] for column in result.description or []]

@@ -52,6 +52,16 @@ class Snapshot:
 
     batch: int
     rows: ds.Dataset
+    run: str = ""  # of the batch it was drawn at
+
+    def belongs_to(self, journal: Journal) -> bool:
+        """Whether the journal holds the very batch that the snapshot was drawn at.
+
+        A ledger restored to an earlier batch may number other batches alike.
+        """
+        if self.batch == 0 or self.run == "":
+            return True
+        return self.batch <= journal.position and self.run == journal.batches(self.batch - 1, self.batch)[0].run
 
 
 def empty() -> Snapshot:
@@ -73,7 +83,8 @@ def latest(ledger: Path) -> Snapshot:
     files = table.file_uris()
     if not files:
         return Snapshot(batch, ds.dataset(BALANCE.empty_table()))
-    return Snapshot(batch, ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None))
+    rows = ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None)
+    return Snapshot(batch, rows, run=Path(files[0]).name.split("-")[1])
 
 
 def running(
@@ -87,13 +98,15 @@ def running(
     return connection
 
 
-def write_snapshot(journal: Journal, calendar: Calendar, *, run: str) -> int | None:
+def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
     """Write the balances at the journal's position. Returns that batch, or None if nothing was to do."""
     root = journal.root.parent / "balances"
     before = latest(journal.root.parent)
     upto = journal.position
-    if upto <= before.batch:
+    if upto == 0 or (before.batch >= upto and before.belongs_to(journal)):
         return None
+    if not before.belongs_to(journal):
+        before = empty()
     record = journal.batches(after=upto - 1, upto=upto)[0]
     connection = running(journal, calendar, before, upto=upto, threads=1)
     periods = [p for (p,) in connection.execute("select distinct period from running").fetchall()]
@@ -106,8 +119,8 @@ def write_snapshot(journal: Journal, calendar: Calendar, *, run: str) -> int | N
             " order by customer, day, type",
             params=[keep],
         ).to_arrow_reader(CHUNK_ROWS)
-        files = [stage(root, "balance", chunk, run=run, batches=(upto, upto)) for chunk in _tables(reader)]
-        if (table.transaction_version(APP) or 0) >= upto:
+        files = [stage(root, "balance", chunk, run=record.run, batches=(upto, upto)) for chunk in _tables(reader)]
+        if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
             return None
         table.create_write_transaction(
             [add_action(file, new=True) for file in files],

@@ -1,7 +1,8 @@
 """Which period an entry is billed in, decided from the journal alone, in one place.
 
-An entry of batch N in period P is usage of P while W(N-1) has not passed the end of P plus the allowed
-lateness. Beyond that it is an adjustment, billed in the period that contains W(N-1).
+An entry of batch N in period P is usage of P while P was not final after batch N-1, that is while the
+watermark had not passed the end of P plus the allowed lateness. Beyond that it is an adjustment, billed
+in the period that contains W(N-1).
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ OWN_PERIOD = "printf('%04d-%02d', year(day), month(day))"
 
 BILLED = f"""
     select e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at,
-           case when b.watermark_before_us >= p.end_us + b.allowed_lateness_us
-                then b.watermark_period else p.period end as period
+           case when p.end_us <= b.final_before_us then b.watermark_period else p.period end as period
     from {{entries}} e
     join batch_facts b on b.batch = e.batch
     join period_ends p on p.period = {OWN_PERIOD.replace("day", "e.day")}
@@ -59,28 +59,30 @@ def register(
 
 
 def batch_facts(records: Sequence[BatchRecord], calendar: Calendar) -> pa.Table:
-    """For each batch N: W(N-1), the period that contains it, and the lateness that was allowed."""
-    watermarks = [BEFORE_ALL_US if r.watermark_us is None else r.watermark_us for r in records]
-    if not records or records[0].batch == 1:
-        facts, before = list(records), [BEFORE_ALL_US, *watermarks[:-1]]
-    else:
-        facts, before = list(records[1:]), watermarks[:-1]
-    known = np.array(before[: len(facts)], np.int64)
-    days = calendar.days_of(np.where(known == BEFORE_ALL_US, 0, known))
+    """For each batch N: which periods were final after N-1, and the period that contains W(N-1)."""
+    before: list[BatchRecord | None] = [None, *records[:-1]]
+    facts = list(records)
+    if records and records[0].batch > 1:
+        before, facts = before[1:], facts[1:]
+    final_us = np.array([_or_never(r.final_us if r else None) for r in before[: len(facts)]], np.int64)
+    watermark_us = np.array([_or_never(r.watermark_us if r else None) for r in before[: len(facts)]], np.int64)
+    days = calendar.days_of(np.where(watermark_us == BEFORE_ALL_US, 0, watermark_us))
     names = {int(day): period_of_day(int(day)) for day in np.unique(days)}
     return pa.table(
         {
             "batch": pa.array([r.batch for r in facts], pa.int64()),
-            "watermark_before_us": pa.array(known),
+            "final_before_us": pa.array(final_us),
             "watermark_period": pa.array([names[int(day)] for day in days], pa.string()),
-            "allowed_lateness_us": pa.array([r.rules.allowed_lateness_us for r in facts], pa.int64()),
         }
     )
+
+
+def _or_never(us: int | None) -> int:
+    return BEFORE_ALL_US if us is None else us
 
 
 def status_of(period: str, record: BatchRecord | None, calendar: Calendar) -> str:
     """open, closed or final: where the watermark stands against the period's end."""
     if record is None or record.watermark_us is None or record.watermark_us < calendar.end_us(period):
         return "open"
-    final_us = calendar.end_us(period) + record.rules.allowed_lateness_us
-    return "final" if record.watermark_us >= final_us else "closed"
+    return "final" if record.final_us is not None and record.final_us >= calendar.end_us(period) else "closed"

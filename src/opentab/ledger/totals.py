@@ -135,7 +135,7 @@ def _rows(
     Periods that were final at the snapshot are not in it: they are added up from the whole journal.
     """
     snapshot = balances.latest(journal.root.parent)
-    if snapshot.batch > journal.position:
+    if not snapshot.belongs_to(journal):
         snapshot = balances.empty()
     connection = balances.running(journal, calendar, snapshot, upto=journal.position)
     final = _final_view(connection, journal, calendar, snapshot, period)

@@ -16,8 +16,9 @@ import fcntl
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from opentab.periods import to_us
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 SEGMENT_LINES_MAX = 65_536
 ARCHIVE_BUCKET = 1000
+ASIDE_SECONDS_MAX = 3600
 PARTITION_DEFAULT = "default"
 PARTITION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 NAME_PATTERN = re.compile(r"(?P<partition>[A-Za-z0-9][A-Za-z0-9_.]{0,63})-(?P<number>\d{12})\.seg")
@@ -119,6 +121,13 @@ class DirectoryLog:
                 arrived_ns = read_header(path).arrived_us * 1000
                 if path.stat().st_mtime_ns != arrived_ns:
                     os.utime(path, ns=(arrived_ns, arrived_ns))
+
+    def sweep_aside(self) -> None:
+        """Remove what producers that died left unfinished an hour ago or earlier."""
+        for path in self.aside.iterdir():
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > ASIDE_SECONDS_MAX:
+                    path.unlink()
 
     def restore(self, positions: dict[str, int]) -> int:
         """Bring back archived segments that lie behind `positions`: a ledger restored to an earlier

@@ -19,7 +19,7 @@ from opentab.ledger.journal import Journal
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_segments
-from opentab.pipeline.watermark import newest_after, partitions_after, watermark_after
+from opentab.pipeline.watermark import final_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, PartitionState
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Job:
         taken = self._taken(reports)
         before = self.last.partitions if self.last else {}
         partitions = partitions_after(before, taken, rules=self.rules, has_unread=self.log.has_unread)
+        watermark_us = watermark_after(self.last, partitions, self.rules)
         rejections: Counter[str] = Counter()
         for report in reports:
             rejections.update(report.rejections)
@@ -117,7 +118,8 @@ class Job:
             committed_us=to_us(datetime.now(UTC)),
             partitions=partitions,
             taken={name: (self.positions.get(name, 0) + 1, state.segment) for name, state in sorted(taken.items())},
-            watermark_us=watermark_after(self.last, partitions, self.rules),
+            watermark_us=watermark_us,
+            final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(partitions),
             event_count=sum(report.event_count for report in reports),
             sum_micros=str(sum(int(report.sum_micros) for report in reports)),
@@ -141,6 +143,8 @@ class Job:
         for name, numbers in segments.items():
             first = self.positions.get(name, 0) + 1
             if sorted(numbers) != list(range(first, first + len(numbers))):
+                for number in range(first, max(numbers)):
+                    self.log.path_of(name, number)  # says so if one of them is gone
                 raise OutOfTurn(f"{name}: {sorted(numbers)} do not follow {first - 1}")
         return {
             name: PartitionState(max(numbers), max(latest.get(name, []), default=None), arrived[name], idle=False)

@@ -27,26 +27,35 @@ class HomeLock:
 
     def __init__(self, home: Path, *, take_over: bool) -> None:
         """Take the lock, or raise HomeLocked; with `take_over` go on without it: the journal's fence
-        keeps the numbers right."""
+        keeps the numbers right. It is ours once the other has let go."""
         home.mkdir(parents=True, exist_ok=True)
         self._path = home / "pipeline.lock"
         self._file: IO[bytes] | None = self._path.open("a+b")
+        self._held = False
+        if self.take_if_free() or take_over:
+            return
+        holder = self._holder()
+        self.release()
+        who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
+        raise HomeLocked(
+            f"another pipeline works on {home}: {who}",
+            hint="stop it first, or start with --take-over if it hangs",
+        )
+
+    def take_if_free(self) -> bool:
+        """Hold the lock if nobody else does."""
+        if self._held or self._file is None:
+            return self._held
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = self._holder()
-            self.release()
-            if take_over:
-                return
-            who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
-            raise HomeLocked(
-                f"another pipeline works on {home}: {who}",
-                hint="stop it first, or start with --take-over if it hangs",
-            ) from None
+            return False
         self._file.truncate(0)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self._file.write(msgspec.json.encode(Holder(os.getpid(), socket.gethostname(), now)))
         self._file.flush()
+        self._held = True
+        return True
 
     def release(self) -> None:
         if self._file is not None:

@@ -87,16 +87,18 @@ class Pipeline:
             log.restore(self._job.positions)
             log.archive_upto(self._job.positions)
             log.restamp()
+            log.sweep_aside()
             self._goal = {name: numbers[-1] for name, numbers in log.unread(self._job.positions).items()}
             if not (self.once and self._reached_goal()):
-                self._run_spark()
+                self._run_spark(lock)
             return self._progress()
         finally:
             lock.release()
 
-    def _run_spark(self) -> None:
+    def _run_spark(self, lock: HomeLock) -> None:
         upkeep = self._upkeep = Upkeep(self.home, run=self.run_id)
-        heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
+        self._write_heartbeat()
         heart.start()
         try:
             spark = self._spark or open_session(self.home)
@@ -115,6 +117,8 @@ class Pipeline:
         finally:
             self._stop.set()
             heart.join()
+            self._streaming = False
+            self._write_heartbeat()
             shutil.rmtree(self.home.checkpoint_path / self.run_id, ignore_errors=True)
 
     def _run_query(self, spark: SparkSession) -> None:
@@ -132,6 +136,8 @@ class Pipeline:
         self._streaming = True
         while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
             self._stop.wait(WAIT_SECONDS)
+            if self._upkeep.bug is not None:
+                raise self._upkeep.bug
         self._end(query)
 
     def _end(self, query: StreamingQuery) -> None:
@@ -210,11 +216,15 @@ class Pipeline:
         checkpoint.mkdir(parents=True)
         return checkpoint
 
-    def _beat(self) -> None:
+    def _beat(self, lock: HomeLock) -> None:
         journal = Journal.create(self.home.ledger_path, self.home.identity)
-        while True:
-            position = self._job.last.batch if self._job.last else 0
+        while not self._stop.wait(HEARTBEAT_SECONDS):
             self._check_alone(journal)
+            lock.take_if_free()
+            self._write_heartbeat()
+
+    def _write_heartbeat(self) -> None:
+        try:
             unread = self._unread()
             now_us = to_us(datetime.now(UTC))
             if unread == 0:
@@ -224,17 +234,14 @@ class Pipeline:
                 run=self.run_id,
                 pid=os.getpid(),
                 streaming=self._streaming,
-                position=position,
+                position=self._job.last.batch if self._job.last else 0,
                 caught_up=unread == 0,
                 caught_up_us=self._caught_up_us,
                 unread_segments=unread,
             )
-            try:
-                write_heartbeat(self.home.ledger_path, heartbeat)
-            except OSError:
-                pass  # a full disk stops the stream with a message of its own
-            if self._stop.wait(HEARTBEAT_SECONDS):
-                return
+            write_heartbeat(self.home.ledger_path, heartbeat)
+        except OSError:
+            pass  # a full disk stops the stream with a message of its own
 
     def _check_alone(self, journal: Journal) -> None:
         """Stop if the journal holds batches that are not ours: another pipeline has taken over."""

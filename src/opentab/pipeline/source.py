@@ -13,7 +13,7 @@ from opentab.log.directory import DirectoryLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-EVENT_BYTES_MIN = 50  # {"time":1,"customer":"a","type":"A","amount":1}
+EVENT_BYTES_MIN = 48  # {"time":1,"customer":"a","type":"A","amount":1} and its newline
 
 
 def segment_stream(spark: SparkSession, log: DirectoryLog, *, batch_events_max: int) -> DataFrame:

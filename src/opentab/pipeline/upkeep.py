@@ -11,6 +11,7 @@ from opentab.ledger import balances
 from opentab.ledger.journal import Journal
 
 SWEEP_SECONDS = 600
+PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 
 
 class Upkeep:
@@ -20,11 +21,12 @@ class Upkeep:
         self._home = home
         self._run = run
         self._wake = threading.Event()
+        self._pause = threading.Event()
         self._stopping = False
         self._swept = time.monotonic()
         self._batches = 0
         self._thread = threading.Thread(target=self._loop, name="upkeep", daemon=True)
-        self.error: BaseException | None = None
+        self.bug: BaseException | None = None  # what must stop the pipeline
 
     def start(self) -> None:
         self._thread.start()
@@ -37,6 +39,7 @@ class Upkeep:
     def stop(self) -> None:
         """Finish what is under way, and no more."""
         self._stopping = True
+        self._pause.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -52,11 +55,14 @@ class Upkeep:
             try:
                 self._work()
             except OpentabError as error:
+                if not error.retry_helps:
+                    self.bug = error
+                    return
                 # Nothing is lost: the next batch wakes us again. The stream says if the disk is full.
-                self.error = error
             except BaseException as error:
-                self.error = error
-                raise
+                self.bug = error
+                return
+            self._pause.wait(PAUSE_SECONDS)
 
     def _work(self) -> None:
         journal = Journal.open(self._home.ledger_path, self._home.identity)
@@ -72,5 +78,5 @@ def keep_up(journal: Journal, home: Home, *, run: str) -> None:
     """Compact if there are many files, and write the balances if the last ones are old."""
     journal.compact(run=run, files_max=home["pipeline.compact_files"])
     snapshot = balances.latest(home.ledger_path)
-    if journal.position - snapshot.batch >= home["pipeline.snapshot_batches"]:
-        balances.write_snapshot(journal, home.calendar, run=run)
+    if not snapshot.belongs_to(journal) or journal.position - snapshot.batch >= home["pipeline.snapshot_batches"]:
+        balances.write_snapshot(journal, home.calendar)

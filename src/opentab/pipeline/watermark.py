@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from opentab.events import Rules
+from opentab.periods import INSTANT_MIN_US
 from opentab.records import BatchRecord, PartitionState
 
 
@@ -43,13 +44,21 @@ def partitions_after(
 def watermark_after(before: BatchRecord | None, partitions: Mapping[str, PartitionState], rules: Rules) -> int | None:
     """W(N): the least of the partitions that count, and never less than it was."""
     counting = [
-        state.latest_us - rules.out_of_orderness_us
+        max(state.latest_us - rules.out_of_orderness_us, INSTANT_MIN_US)
         for state in partitions.values()
         if state.latest_us is not None and not state.idle
     ]
     known = [min(counting)] if counting else []
     if before is not None and before.watermark_us is not None:
         known.append(before.watermark_us)
+    return max(known, default=None)
+
+
+def final_after(before: BatchRecord | None, watermark_us: int | None, rules: Rules) -> int | None:
+    """The instant up to which periods are final: it never falls, also if more lateness is allowed later."""
+    known = [] if watermark_us is None else [watermark_us - rules.allowed_lateness_us]
+    if before is not None and before.final_us is not None:
+        known.append(before.final_us)
     return max(known, default=None)
 
 
