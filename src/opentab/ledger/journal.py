@@ -41,9 +41,13 @@ VERSION_KEY = "opentab.schemaVersion"
 IDENTITY_KEYS = {"currency": "opentab.currency", "zone": "opentab.zone", "period": "opentab.period"}
 # Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
 RETENTION_HOURS = 1
+CHECKPOINT_COMMITS = 100
+# Every look at the table lists its log, so a commit costs what lies there: 4,000 commit files make it three
+# times as slow. Behind a checkpoint they are of use only to who is opening the table at that moment.
+LOG_RETENTION_SECONDS = 10
 TABLE_CONFIGURATION = {
-    "delta.checkpointInterval": "100",
-    "delta.logRetentionDuration": f"interval {RETENTION_HOURS} hours",
+    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+    "delta.logRetentionDuration": f"interval {LOG_RETENTION_SECONDS} seconds",
     "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
 }
 
@@ -67,7 +71,9 @@ class Journal:
     def __init__(self, root: Path, table: DeltaTable) -> None:
         self.root = root
         self._table = table
+        self._position = 0
         self._files: list[dict[str, Any]] | None = None
+        self._see()
 
     @classmethod
     def open(cls, ledger: Path, identity: dict[str, str]) -> Journal | None:
@@ -77,14 +83,15 @@ class Journal:
         """
         root = ledger / "journal"
         try:
-            table = DeltaTable(str(root))
+            journal = cls(root, DeltaTable(str(root)))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
             raise LedgerError(f"the journal {root} cannot be read: {error}") from error
-        check_version(root, table.metadata().configuration)
-        _check_identity(table.metadata().configuration, identity)
-        return cls(root, table)
+        configuration = journal._table.metadata().configuration
+        check_version(root, configuration)
+        _check_identity(configuration, identity)
+        return journal
 
     @classmethod
     def create(cls, ledger: Path, identity: dict[str, str]) -> Journal:
@@ -113,14 +120,14 @@ class Journal:
         """See what was committed since."""
         try:
             self._table.update_incremental()
+            self._see()
         except (DeltaError, OSError) as error:
             raise LedgerError(f"the journal {self.root} cannot be read: {error}") from error
-        self._files = None
 
     @property
     def position(self) -> int:
         """The number of the last batch; 0 before the first."""
-        return self._table.transaction_version(JOURNAL_APP) or 0
+        return self._position
 
     def last(self) -> BatchRecord | None:
         """The record of the last batch."""
@@ -171,17 +178,23 @@ class Journal:
         )
         try:
             self._table.update_incremental()
+            self._see()
             if self.position != record.batch - 1:
                 raise fenced(self.position)
             batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
             self._write([add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch)
             self._table.update_incremental()
+            self._see()
             self._make_durable()
+            if self.position != record.batch:
+                raise fenced(self.position)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 raise fenced(record.batch) from error
             raise trouble(self.root, error) from error
         except (DeltaError, OSError) as error:
+            if self._overtaken(record):
+                raise fenced(record.batch) from error
             raise trouble(self.root, error) from error
         finally:
             self._files = None
@@ -229,6 +242,21 @@ class Journal:
     def live_files(self) -> int:
         """How many files the journal consists of."""
         return sum(len(self._of_kind(kind)) for kind in KINDS)
+
+    def _see(self) -> None:
+        """Take the position from the handle. The handle would read it from the log whenever it is
+        asked, and by then the log may be cleared away; the files it knows by heart."""
+        self._position = self._table.transaction_version(JOURNAL_APP) or 0
+        self._files = None
+
+    def _overtaken(self, record: BatchRecord) -> bool:
+        """Whether another run has this batch: while we slept, the log that our handle knew was cleared."""
+        try:
+            journal = Journal(self.root, DeltaTable(str(self.root)))
+            found = journal.batches(after=record.batch - 1, upto=record.batch)
+        except (LedgerError, DeltaError, OSError):
+            return False
+        return any(other.run != record.run for other in found)
 
     def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> AddAction:
         tables = [pq.read_table(self.root / f["path"], partitioning=None) for f in chosen]

@@ -1,0 +1,212 @@
+"""opentab bench ingest: what the pipeline does on this machine, beside what it is meant to do.
+
+Throughput comes from real runs over a log made beforehand, with few customers and with many in turn,
+so that drift of the machine meets both. A value is the median over the repeats; a ratio is taken for
+each pair of neighbouring runs, before the median.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opentab import config
+from opentab.config import Home
+from opentab.lab.generator import Plan, generate
+from opentab.lab.ledger_age import Age, measure_ages
+from opentab.lab.machine import describe_machine
+from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, measure_run
+
+CUSTOMERS_FEW = 100
+CUSTOMERS_MANY = 1_000_000
+YOUNG_BATCHES = 100
+OLD_BATCHES = 10_000
+PERIOD = "2026-01"  # long enough ago for every event to be in time
+
+WARM_MIN = 400_000
+MANY_TO_FEW_MIN = 0.9
+FIRST_COMMIT_SECONDS_MAX = 12.0
+OLD_TO_YOUNG_MAX = 1.1
+MEBIBYTE = 2**20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value; `met` is None where there is no goal."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str | None = None
+    met: bool | None = None
+    spread: tuple[float, float] | None = None  # the least and the most of the repeats
+
+
+def bench_ingest(
+    *,
+    events: int,
+    repeats: int,
+    json_path: Path | None,
+    work_dir: Path,
+    say: Say,
+    old_batches: int = OLD_BATCHES,
+) -> list[Figure]:
+    """Measure throughput, memory and the cost of an old ledger; write the figures where asked to.
+
+    1. make the two logs, 2. run over them in turn, 3. age a ledger and measure it, 4. write JSON
+    """
+    machine = describe_machine()
+    few, many = (_make_log(work_dir, customers, events, say) for customers in (CUSTOMERS_FEW, CUSTOMERS_MANY))
+    runs: tuple[list[MeasuredRun], list[MeasuredRun]] = ([], [])
+    for repeat in range(1, repeats + 1):
+        for log, kept in zip((few, many), runs, strict=True):
+            run = measure_run(log.home, work_dir / "run", event_count=log.event_count)
+            kept.append(run)
+            say(
+                f"run {repeat} of {repeats}, {log.customers:,} customers: "
+                f"{run.events_per_second:,.0f} events/s to the last commit, load was {run.load_before:.2f}"
+            )
+    young, old = measure_ages(
+        work_dir / "ledgers", young_batches=YOUNG_BATCHES, old_batches=old_batches, say=say
+    )
+    figures = [*run_figures(few.customers, runs[0], many.customers, runs[1]), *age_figures(young, old)]
+    if json_path is not None:
+        machine["load_before"] = [run.load_before for pair in zip(*runs, strict=True) for run in pair]
+        document = json.dumps(as_json(machine, figures), indent=2, ensure_ascii=False)
+        json_path.write_text(document + "\n", encoding="utf-8")
+    return figures
+
+
+def run_figures(
+    few_customers: int, few: Sequence[MeasuredRun], many_customers: int, many: Sequence[MeasuredRun]
+) -> list[Figure]:
+    """What the runs come to; few[i] and many[i] ran one behind the other."""
+    figures = []
+    for customers, runs in ((few_customers, few), (many_customers, many)):
+        label = f"{customers:,} customers"
+        warm = [rate for run in runs if (rate := run.warm_events_per_second) is not None]
+        if warm:  # a small log is read before anything is warm
+            figures.append(at_least(f"warm throughput, {label}", warm, "events/s", WARM_MIN))
+        figures.append(
+            plain(f"throughput from start, {label}", [r.events_per_second for r in runs], "events/s")
+        )
+        seconds = [run.first_commit_seconds for run in runs]
+        figures.append(at_most(f"first commit, {label}", seconds, "s", FIRST_COMMIT_SECONDS_MAX))
+        for role in (DRIVER, JVM, WORKERS, TOTAL):
+            sizes = [run.memory_bytes_max.get(role, 0) / MEBIBYTE for run in runs]
+            figures.append(plain(f"peak memory of {role}, {label}", sizes, "MiB"))
+    pairs = list(zip(few, many, strict=True))
+    name = f"{many_customers:,} to {few_customers:,} customers"
+    warm_pairs = [(f.warm_events_per_second, m.warm_events_per_second) for f, m in pairs]
+    ratios = [m / f for f, m in warm_pairs if f is not None and m is not None]
+    if ratios:
+        figures.append(at_least(f"warm throughput, {name}", ratios, "ratio", MANY_TO_FEW_MIN))
+    ratios = [m.events_per_second / f.events_per_second for f, m in pairs]
+    figures.append(at_least(f"throughput from start, {name}", ratios, "ratio", MANY_TO_FEW_MIN))
+    return figures
+
+
+def age_figures(young: Age, old: Age) -> list[Figure]:
+    """What the ledger's age costs. Commits were taken in turn, so their medians compare."""
+    ages = f"{old.batches:,} to {young.batches:,} batches"
+    figures = []
+    for age in (young, old):
+        label = f"after {age.batches:,} batches"
+        figures += [
+            plain(f"commit {label}", age.commit_ms, "ms"),
+            plain(f"open the journal {label}", age.open_ms, "ms"),
+            plain(f"live files {label}", [age.live_files_max], "files"),
+            plain(f"log files {label}", [age.log_files_max], "files"),
+        ]
+    commits = statistics.median(old.commit_ms) / statistics.median(young.commit_ms)
+    files = old.live_files_max / young.live_files_max
+    return [
+        *figures,
+        at_most(f"commit, {ages}", [commits], "ratio", OLD_TO_YOUNG_MAX),
+        at_most(f"live files, {ages}", [files], "ratio", OLD_TO_YOUNG_MAX),
+    ]
+
+
+def plain(name: str, values: Sequence[float], unit: str) -> Figure:
+    """A figure without a goal: the median, and its spread where there are several."""
+    spread = (min(values), max(values)) if len(values) > 1 else None
+    return Figure(name, statistics.median(values), unit, spread=spread)
+
+
+def at_least(name: str, values: Sequence[float], unit: str, goal: float) -> Figure:
+    """A figure that should not be below its goal."""
+    value = statistics.median(values)
+    return _with_goal(plain(name, values, unit), f"≥ {goal:,}", value >= goal)
+
+
+def at_most(name: str, values: Sequence[float], unit: str, goal: float) -> Figure:
+    """A figure that should not be above its goal."""
+    value = statistics.median(values)
+    return _with_goal(plain(name, values, unit), f"≤ {goal:,}", value <= goal)
+
+
+def as_json(machine: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
+    """The document that `--json` writes; `peer` has room for another program's figure."""
+    return {"machine": machine, "figures": [asdict(figure) | {"peer": None} for figure in figures]}
+
+
+def render(figures: Sequence[Figure]) -> str:
+    """An aligned table."""
+    header = ("figure", "value", "unit", "least", "most", "goal", "met")
+    rows = [header, *map(_cells, figures)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    numbers = {header.index(name) for name in ("value", "least", "most")}
+    lines = [
+        "  ".join(
+            cell.rjust(w) if i in numbers else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    home: Home
+    customers: int
+    event_count: int
+
+
+def _make_log(work_dir: Path, customers_wanted: int, events: int, say: Say) -> _Log:
+    customers = min(customers_wanted, events)
+    path = work_dir / f"log-of-{customers_wanted}"
+    path.mkdir(parents=True)
+    home = config.load(path)
+    say(f"writing about {events:,} events of {customers:,} customers")
+    plan = Plan(
+        customers=customers,
+        events_per_customer=events // customers,
+        first_period=PERIOD,
+        late_share=0.0,
+        variety_share=0.0,
+    )
+    return _Log(home, customers, generate(plan, home).event_count_planned)
+
+
+def _with_goal(figure: Figure, goal: str, met: bool) -> Figure:
+    return Figure(figure.name, figure.value, figure.unit, goal, met, figure.spread)
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    least, most = map(_number, figure.spread) if figure.spread else ("", "")
+    met = {None: "", True: "yes", False: "NO"}[figure.met]
+    return (figure.name, _number(figure.value), figure.unit, least, most, figure.goal or "", met)
+
+
+def _number(value: float) -> str:
+    """Three digits or more: 0.973, 27.4, 512,345."""
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

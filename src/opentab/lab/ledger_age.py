@@ -1,0 +1,142 @@
+"""Does a batch cost more on an old ledger? Two ledgers, made by commits alone, measured turn by turn.
+
+The young one and the old one take one commit each in turn, so that whatever else the machine does
+meets both. Batches are as small as can be: what is left is what a commit itself costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from opentab import config
+from opentab.ledger.files import new_run, stage
+from opentab.ledger.journal import CHECKPOINT_COMMITS, Journal
+from opentab.periods import to_us
+from opentab.pipeline.upkeep import keep_up
+from opentab.records import ENTRY, BatchRecord, PartitionState
+
+UPKEEP_BATCHES = 16  # upkeep looks at the files so often; when it then works is its own decision
+# A commit gets slower from one checkpoint to the next, twofold and more: only whole rounds compare.
+WINDOW_COMMITS = 2 * CHECKPOINT_COMMITS
+MICROS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """What a ledger of a certain number of batches costs."""
+
+    batches: int
+    commit_ms: tuple[float, ...]
+    open_ms: tuple[float, ...]  # what a reader pays that begins anew
+    live_files_max: int  # over the window: compaction lets it rise and fall
+    log_files_max: int
+
+
+class SyntheticLedger:
+    """A ledger that grows by commits of one entry each, with the pipeline's own upkeep."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.home = config.load(path)
+        self.run = new_run()
+        self.journal = Journal.create(self.home.ledger_path, self.home.identity)
+
+    def commit(self) -> float:
+        """Commit the next batch; returns the milliseconds of the commit alone."""
+        batch = self.journal.position + 1
+        now_us = to_us(datetime.now(UTC))
+        file = stage(self.journal.root, "entry", _entry(batch, now_us), run=self.run, batches=(batch, batch))
+        record = BatchRecord(
+            batch=batch,
+            run=self.run,
+            started_us=now_us,
+            committed_us=now_us,
+            partitions={"default": PartitionState(batch, now_us, now_us, idle=False)},
+            taken={"default": (batch, batch)},
+            watermark_us=now_us - self.home.rules.out_of_orderness_us,
+            newest_us=now_us,
+            event_count=1,
+            sum_micros=str(MICROS),
+            entry_rows=1,
+            rejections={},
+            input_bytes=100,
+            rules=self.home.rules,
+        )
+        began = time.perf_counter()
+        self.journal.commit(record, [file])
+        took_ms = (time.perf_counter() - began) * 1000
+        if batch % UPKEEP_BATCHES == 0:
+            keep_up(self._opened(), self.home, run=self.run)
+        return took_ms
+
+    def grow(self, batches: int, say: Callable[[str], None]) -> None:
+        """Commit until there are so many batches."""
+        while self.journal.position < batches:
+            self.commit()
+            if self.journal.position % 1000 == 0:
+                say(f"ledger of {self.journal.position:,} batches")
+
+    def open_ms(self) -> float:
+        began = time.perf_counter()
+        self._opened()
+        return (time.perf_counter() - began) * 1000
+
+    def live_files(self) -> int:
+        self.journal.refresh()
+        return self.journal.live_files()
+
+    def log_files(self) -> int:
+        return sum(1 for _ in (self.journal.root / "_delta_log").iterdir())
+
+    def _opened(self) -> Journal:
+        journal = Journal.open(self.home.ledger_path, self.home.identity)
+        assert journal is not None
+        return journal
+
+
+def measure_ages(
+    work_dir: Path, *, young_batches: int, old_batches: int, say: Callable[[str], None]
+) -> tuple[Age, Age]:
+    """The young and the old ledger's cost over one window of commits, taken in turn."""
+    ledgers = (SyntheticLedger(work_dir / "young"), SyntheticLedger(work_dir / "old"))
+    for ledger, batches in zip(ledgers, (young_batches, old_batches), strict=True):
+        ledger.grow(batches, say)
+        # Both begin the window alike, with nothing left to merge.
+        ledger.journal.compact(run=ledger.run, files_max=2)
+    commit_ms: tuple[list[float], list[float]] = ([], [])
+    open_ms: tuple[list[float], list[float]] = ([], [])
+    live_files, log_files = [0, 0], [0, 0]
+    for turn in range(WINDOW_COMMITS):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            ledger = ledgers[which]
+            commit_ms[which].append(ledger.commit())
+            if turn % UPKEEP_BATCHES == 0:
+                open_ms[which].append(ledger.open_ms())
+            live_files[which] = max(live_files[which], ledger.live_files())
+            log_files[which] = max(log_files[which], ledger.log_files())
+    young, old = (
+        Age(batches, tuple(commit_ms[i]), tuple(open_ms[i]), live_files[i], log_files[i])
+        for i, batches in enumerate((young_batches, old_batches))
+    )
+    return young, old
+
+
+def _entry(batch: int, at_us: int) -> pa.Table:
+    values = [
+        batch,
+        datetime.fromtimestamp(at_us / MICROS, UTC).date(),
+        "emma",
+        "CALL",
+        MICROS,
+        1,
+        at_us,
+        at_us,
+    ]
+    columns = [pa.array([value], field.type) for value, field in zip(values, ENTRY, strict=True)]
+    return pa.table(columns, schema=ENTRY)

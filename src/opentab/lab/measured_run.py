@@ -1,0 +1,149 @@
+"""One `opentab run --once` as a user starts it, watched from outside: memory while it runs, times after.
+
+Times come from the journal, which says when each batch was committed; nothing in the pipeline knows
+that it is being measured.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from opentab import config
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.ledger.journal import Journal
+from opentab.records import BatchRecord
+
+SAMPLE_SECONDS = 0.1
+# The first batch starts the Python workers, the second finds them cold.
+WARM_UP_BATCHES = 2
+DRIVER, JVM, WORKERS, TOTAL = "driver", "JVM", "workers", "total"
+SECOND_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the journal says of one batch, as far as time goes."""
+
+    at_us: int
+    event_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """What one run took."""
+
+    started_us: int
+    batches: tuple[Committed, ...]
+    memory_bytes_max: dict[str, int]  # by role; shared pages count once for every process
+    load_before: float
+
+    @property
+    def event_count(self) -> int:
+        return sum(batch.event_count for batch in self.batches)
+
+    @property
+    def first_commit_seconds(self) -> float:
+        return (self.batches[0].at_us - self.started_us) / SECOND_US
+
+    @property
+    def events_per_second(self) -> float:
+        """Of the whole run, from the start of the process to the last commit."""
+        return self.event_count * SECOND_US / (self.batches[-1].at_us - self.started_us)
+
+    @property
+    def warm_events_per_second(self) -> float | None:
+        """Of the batches behind the warm-up; None where there are none."""
+        warm = self.batches[WARM_UP_BATCHES:]
+        if not warm:
+            return None
+        began_us = self.batches[WARM_UP_BATCHES - 1].at_us
+        return sum(batch.event_count for batch in warm) * SECOND_US / (warm[-1].at_us - began_us)
+
+
+def committed(records: Sequence[BatchRecord]) -> tuple[Committed, ...]:
+    return tuple(Committed(record.committed_us, record.event_count) for record in records)
+
+
+def link_log(source: Home, target: Home) -> None:
+    """Give `target` the log of `source`: segments never change, so links will do, and the pipeline
+    moves its own links only."""
+    incoming = target.log_path / "incoming"
+    incoming.mkdir(parents=True)
+    for segment in (source.log_path / "incoming").iterdir():
+        os.link(segment, incoming / segment.name)
+
+
+def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
+    """Run a copy of a home once and say what it took; the copy is removed. It must bill every event."""
+    shutil.rmtree(path, ignore_errors=True)
+    home = config.load(path)
+    link_log(source, home)
+    load_before = os.getloadavg()[0]
+    output = path / "output.txt"
+    command = [sys.executable, "-m", "opentab.cli", "run", "--once", "--home", str(path)]
+    memory = MemoryPeaks()
+    started_us = time.time_ns() // 1000
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        try:
+            while process.poll() is None:
+                memory.sample(process.pid)
+                time.sleep(SAMPLE_SECONDS)
+        finally:
+            # Interrupted: the run is ours to end, and it ends cleanly.
+            process.terminate()
+            process.wait()
+    if process.returncode != 0:
+        said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise OpentabError(f"the measured run failed: {said[-1] if said else process.returncode}")
+    journal = Journal.open(home.ledger_path, home.identity)
+    batches = committed(journal.batches()) if journal else ()
+    run = MeasuredRun(started_us, batches, memory.bytes_max, load_before)
+    if run.event_count != event_count:
+        raise OpentabError(f"the measured run billed {run.event_count:,} events of {event_count:,}")
+    shutil.rmtree(path)
+    return run
+
+
+@dataclass
+class MemoryPeaks:
+    """The most memory that each role of a tree of processes has held, and all at one moment."""
+
+    bytes_max: dict[str, int] = field(default_factory=dict)
+
+    def sample(self, pid: int) -> None:
+        try:
+            root = psutil.Process(pid)
+            self.add(_resident(root, root.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            pass  # it has just ended
+
+    def add(self, held: Iterable[tuple[str, int]]) -> None:
+        """Take up one moment: role and bytes of each process."""
+        now: dict[str, int] = {}
+        for role, size in held:
+            for name in (role, TOTAL):
+                now[name] = now.get(name, 0) + size
+        for name, size in now.items():
+            self.bytes_max[name] = max(size, self.bytes_max.get(name, 0))
+
+
+def _resident(root: psutil.Process, children: list[psutil.Process]) -> list[tuple[str, int]]:
+    held = [(DRIVER, root.memory_info().rss)]
+    for child in children:
+        try:
+            # What is neither the driver nor Java was started by Java: Spark's Python workers.
+            held.append((JVM if child.name() == "java" else WORKERS, child.memory_info().rss))
+        except psutil.NoSuchProcess:
+            continue
+    return held

@@ -1,0 +1,189 @@
+"""The arithmetic of the bench: figures from batches that a journal might hold, their table and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opentab.config import Home
+from opentab.lab.bench import Figure, age_figures, as_json, at_least, at_most, plain, render, run_figures
+from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
+from opentab.lab.machine import describe_machine
+from opentab.lab.measured_run import (
+    DRIVER,
+    JVM,
+    TOTAL,
+    WORKERS,
+    Committed,
+    MeasuredRun,
+    MemoryPeaks,
+    committed,
+    link_log,
+)
+from opentab.ledger import journal as journal_module
+
+SECOND = 1_000_000
+MIB = 2**20
+
+
+def a_run(*batches: tuple[float, int], memory: dict[str, int] | None = None) -> MeasuredRun:
+    """A run that started at second 1000; each batch is its second and its events."""
+    at = [Committed(int((1000 + seconds) * SECOND), events) for seconds, events in batches]
+    return MeasuredRun(1000 * SECOND, tuple(at), memory or {}, load_before=0.5)
+
+
+def test_a_run_is_timed_from_its_start_to_its_last_commit() -> None:
+    run = a_run((8, 800_000), (10, 800_000), (11, 500_000), (12, 600_000))
+    assert run.event_count == 2_700_000
+    assert run.first_commit_seconds == 8
+    assert run.events_per_second == 225_000
+    assert run.warm_events_per_second == 550_000  # 1.1M events in the two seconds behind batch 2
+
+
+def test_two_batches_are_not_warm_yet() -> None:
+    assert a_run((8, 800_000), (10, 800_000)).warm_events_per_second is None
+
+
+def test_figures_of_a_journal(tmp_path: Path) -> None:
+    ledger = SyntheticLedger(tmp_path)
+    for _ in range(4):
+        ledger.commit()
+    records = ledger.journal.batches()
+    run = MeasuredRun(records[0].committed_us - 2 * SECOND, committed(records), {}, 0.0)
+    assert run.event_count == 4
+    assert run.first_commit_seconds == 2.0
+    seconds = (records[3].committed_us - records[1].committed_us) / SECOND
+    assert run.warm_events_per_second == pytest.approx(2 / seconds)
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    # The machine halves its speed between the pairs: the ratio does not notice.
+    few = [a_run((2, 10), (3, 10), (4, 1000)), a_run((4, 10), (6, 10), (8, 1000))]
+    many = [a_run((2, 10), (3, 10), (4, 950)), a_run((4, 10), (6, 10), (8, 950))]
+    figures = {figure.name: figure for figure in run_figures(100, few, 1_000_000, many)}
+    ratio = figures["warm throughput, 1,000,000 to 100 customers"]
+    assert ratio == Figure(ratio.name, 0.95, "ratio", "≥ 0.9", True, (0.95, 0.95))
+    warm = figures["warm throughput, 100 customers"]
+    assert (warm.value, warm.spread, warm.met) == (750, (500, 1000), False)
+    assert figures["first commit, 100 customers"].goal == "≤ 12.0"
+
+
+def test_a_log_too_small_to_warm_up_leaves_those_figures_out() -> None:
+    names = [figure.name for figure in run_figures(100, [a_run((5, 10))], 1000, [a_run((5, 10))])]
+    assert not any(name.startswith("warm") for name in names)
+    assert "throughput from start, 1,000 to 100 customers" in names
+
+
+def test_memory_peaks_by_role_and_at_one_moment() -> None:
+    peaks = MemoryPeaks()
+    peaks.add([(DRIVER, 100), (JVM, 500), (WORKERS, 50), (WORKERS, 60)])
+    peaks.add([(DRIVER, 300), (JVM, 200)])
+    assert peaks.bytes_max == {DRIVER: 300, JVM: 500, WORKERS: 110, TOTAL: 710}
+    memory = dict.fromkeys((DRIVER, JVM, WORKERS, TOTAL), 64 * MIB)
+    figures = run_figures(100, [a_run((5, 10), memory=memory)], 1000, [a_run((5, 10), memory=memory)])
+    assert Figure("peak memory of JVM, 100 customers", 64, "MiB") in figures
+
+
+def test_memory_of_a_real_process() -> None:
+    peaks = MemoryPeaks()
+    peaks.sample(os.getpid())
+    assert peaks.bytes_max[TOTAL] >= peaks.bytes_max[DRIVER] > 10 * MIB
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    peaks.sample(ended.pid)
+
+
+def test_age_figures() -> None:
+    young = Age(100, (20.0, 22.0, 90.0), (9.0,), live_files_max=130, log_files_max=200)
+    old = Age(10_000, (21.0, 27.5, 30.0), (9.0,), live_files_max=132, log_files_max=300)
+    figures = {figure.name: figure for figure in age_figures(young, old)}
+    commit = figures["commit, 10,000 to 100 batches"]
+    assert (commit.value, commit.goal, commit.met) == (1.25, "≤ 1.1", False)
+    assert figures["live files, 10,000 to 100 batches"].met
+    assert figures["commit after 100 batches"].spread == (20.0, 90.0)
+    assert figures["log files after 10,000 batches"].value == 300
+
+
+def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opentab.lab.ledger_age.WINDOW_COMMITS", 20)
+    young, old = measure_ages(tmp_path, young_batches=3, old_batches=40, say=lambda text: None)
+    assert (young.batches, old.batches) == (3, 40)
+    assert len(young.commit_ms) == len(old.commit_ms) == 20
+    assert 0 < young.live_files_max <= 2 * (20 + 3)
+    assert WINDOW_COMMITS % journal_module.CHECKPOINT_COMMITS == 0
+
+
+@pytest.mark.parametrize(
+    ("figure", "met"),
+    [
+        (at_least("a", [1, 2, 3], "x", 2), True),
+        (at_least("a", [1, 1.9, 3], "x", 2), False),
+        (at_most("a", [1, 2, 3], "x", 2), True),
+        (at_most("a", [1, 2.1, 3], "x", 2), False),
+        (plain("a", [1], "x"), None),
+    ],
+)
+def test_goals(figure: Figure, met: bool | None) -> None:
+    assert figure.met is met
+
+
+def test_the_document() -> None:
+    figures = [plain("a", [1], "s"), at_least("b", [2, 4], "events/s", 400_000)]
+    document = json.loads(json.dumps(as_json({"cpu_count": 2}, figures)))
+    assert document == {
+        "machine": {"cpu_count": 2},
+        "figures": [
+            {"name": "a", "value": 1, "unit": "s", "goal": None, "met": None, "spread": None, "peer": None},
+            {
+                "name": "b",
+                "value": 3,
+                "unit": "events/s",
+                "goal": "≥ 400,000",
+                "met": False,
+                "spread": [2, 4],
+                "peer": None,
+            },
+        ],
+    }
+
+
+def test_the_table() -> None:
+    figures = [
+        at_least("warm throughput", [512_345.6, 400_000.2, 600_000], "events/s", 400_000),
+        at_most("ratio", [1.234], "ratio", 1.1),
+        plain("live files", [132], "files"),
+    ]
+    assert render(figures) == "\n".join(
+        [
+            "figure             value  unit        least     most  goal       met",
+            "warm throughput  512,346  events/s  400,000  600,000  ≥ 400,000  yes",
+            "ratio              1.234  ratio                       ≤ 1.1      NO",
+            "live files           132  files",
+        ]
+    )
+
+
+def test_the_machine_is_described() -> None:
+    machine = describe_machine()
+    assert machine["cpu_count"] >= 1
+    assert machine["memory_bytes"] > 0
+    assert {"python", "java", "pyspark", "pyarrow", "deltalake"} <= machine["versions"].keys()
+    json.dumps(machine)
+
+
+def test_a_linked_log_is_the_same_and_moves_alone(home: Home, append: object, tmp_path: Path) -> None:
+    from opentab import config
+    from opentab.log import DirectoryLog
+
+    append("{}")  # type: ignore[operator]
+    append("{}")  # type: ignore[operator]
+    target = config.load(tmp_path / "copy")
+    link_log(home, target)
+    assert DirectoryLog(target.log_path).pending() == {"default": [1, 2]}
+    assert DirectoryLog(target.log_path).archive_upto({"default": 2}) == 1
+    assert DirectoryLog(home.log_path).pending() == {"default": [1, 2]}

@@ -1,0 +1,103 @@
+"""An old journal is as quick as a young one, because its log is cleared; nobody may be hurt by that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opentab.errors import Fenced
+from opentab.lab.ledger_age import SyntheticLedger
+from opentab.ledger import journal as module
+from opentab.ledger.journal import Journal
+
+CHECKPOINT = 5
+QUICKLY = {
+    "delta.checkpointInterval": str(CHECKPOINT),
+    "delta.logRetentionDuration": "interval 0 seconds",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SyntheticLedger:
+    """A ledger whose log is cleared at every checkpoint."""
+    monkeypatch.setattr(module, "TABLE_CONFIGURATION", QUICKLY)
+    return SyntheticLedger(tmp_path / "home")
+
+
+def opened(ledger: SyntheticLedger) -> Journal:
+    journal = Journal.open(ledger.home.ledger_path, ledger.home.identity)
+    assert journal is not None
+    return journal
+
+
+def commit(ledger: SyntheticLedger, times: int) -> None:
+    for _ in range(times):
+        ledger.commit()
+
+
+def test_the_log_does_not_grow_with_the_batches(ledger: SyntheticLedger) -> None:
+    commit(ledger, 4 * CHECKPOINT)
+    young = ledger.log_files()
+    commit(ledger, 8 * CHECKPOINT)
+    assert ledger.log_files() <= young + CHECKPOINT
+
+
+def test_a_reader_outlives_the_log_it_was_opened_on(ledger: SyntheticLedger) -> None:
+    commit(ledger, 3)
+    reader = opened(ledger)
+    commit(ledger, 4 * CHECKPOINT)
+    assert not (reader.root / "_delta_log" / f"{3:020d}.json").exists()
+
+    assert reader.position == 3
+    assert [record.batch for record in reader.batches()] == [1, 2, 3]
+    assert reader.entries().count_rows() == 3
+
+    reader.refresh()
+    assert reader.position == 3 + 4 * CHECKPOINT
+    assert reader.entries().count_rows() == 3 + 4 * CHECKPOINT
+
+
+@pytest.mark.parametrize("batches", [1, 2, CHECKPOINT, 4 * CHECKPOINT])
+@pytest.mark.parametrize("asleep_before", ["staging", "writing"])
+def test_a_pipeline_that_slept_is_fenced_however_long(
+    ledger: SyntheticLedger, monkeypatch: pytest.MonkeyPatch, batches: int, asleep_before: str
+) -> None:
+    commit(ledger, 3)
+    sleeper = SyntheticLedger(ledger.home.path)
+    owner, name = (module, "stage") if asleep_before == "staging" else (Journal, "_write")
+    real = getattr(owner, name)
+
+    def slept(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        commit(ledger, batches)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, slept)
+    with pytest.raises(Fenced):
+        sleeper.commit()
+    journal = opened(ledger)
+    assert journal.position == 3 + batches
+    assert {record.run for record in journal.batches()} == {ledger.run}
+    assert journal.entries().count_rows() == 3 + batches
+
+
+def test_a_commit_that_went_into_cleared_log_is_fenced(
+    ledger: SyntheticLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one moment at which nothing stops the write: its number is free again, and nobody sees it."""
+    commit(ledger, 3)
+    sleeper = SyntheticLedger(ledger.home.path)
+    real = Journal._write
+
+    def written_into_the_past(self: Journal, *args: Any) -> None:
+        monkeypatch.setattr(Journal, "_write", real)
+        commit(ledger, 4 * CHECKPOINT)
+        (self.root / "_delta_log" / f"{4:020d}.json").write_text("{}\n")
+
+    monkeypatch.setattr(Journal, "_write", written_into_the_past)
+    with pytest.raises(Fenced):
+        sleeper.commit()
+    assert opened(ledger).position == 3 + 4 * CHECKPOINT
