@@ -30,7 +30,7 @@ bench: setup  ## measure the pipeline (opentab bench ingest)
 	@$(BIN)/opentab bench ingest
 
 golden: setup  ## write a golden home of this version, for later versions to read
-	@$(BIN)/python tests/golden.py
+	@PYTHONPATH=tests $(BIN)/python tests/golden.py
 
 lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --group dev --universal \

@@ -608,6 +608,38 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
     return code
 
 
+@commands.group()
+def bench() -> None:
+    """Measure opentab on this machine."""
+
+
+@bench.command("ingest")
+@click.option(
+    "--events", default=5_000_000, show_default=True, help="in the log, with 100 and with 1,000,000 customers"
+)
+@click.option("--repeats", default=3, show_default=True, help="runs of each size, in turn")
+@click.option("--batches", default=10_000, show_default=True, help="commits in the old ledger")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
+)
+def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Path | None) -> None:
+    """Throughput of run --once, its start and memory, and what age does to the ledger."""
+    import tempfile
+
+    from opentab.lab.bench import bench_ingest, render
+
+    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        figures = bench_ingest(
+            events=events,
+            repeats=repeats,
+            json_path=json_path,
+            work_dir=Path(work_dir),
+            say=lambda text: terminal.write(text, sys.stderr),
+            old_batches=batches,
+        )
+    terminal.write(render(figures))
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

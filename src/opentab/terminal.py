@@ -57,9 +57,9 @@ def print_json(objects: Iterable[dict[str, Any]]) -> None:
         sys.stdout.write(json.dumps(item, ensure_ascii=False, default=_plain) + "\n")
 
 
-def write(text: str = "") -> None:
-    """One line to standard output."""
-    sys.stdout.write(text + "\n")
+def write(text: str = "", file: TextIO | None = None) -> None:
+    """One line to standard output, or to another file."""
+    (file or sys.stdout).write(text + "\n")
 
 
 def complain(text: str) -> None:

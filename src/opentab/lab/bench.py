@@ -72,9 +72,7 @@ def bench_ingest(
                 f"run {repeat} of {repeats}, {log.customers:,} customers: "
                 f"{run.events_per_second:,.0f} events/s to the last commit, load was {run.load_before:.2f}"
             )
-    young, old = measure_ages(
-        work_dir / "ledgers", young_batches=YOUNG_BATCHES, old_batches=old_batches, say=say
-    )
+    young, old = measure_ages(work_dir / "ledgers", young_batches=YOUNG_BATCHES, old_batches=old_batches, say=say)
     figures = [*run_figures(few.customers, runs[0], many.customers, runs[1]), *age_figures(young, old)]
     if json_path is not None:
         machine["load_before"] = [run.load_before for pair in zip(*runs, strict=True) for run in pair]
@@ -93,9 +91,7 @@ def run_figures(
         warm = [rate for run in runs if (rate := run.warm_events_per_second) is not None]
         if warm:  # a small log is read before anything is warm
             figures.append(at_least(f"warm throughput, {label}", warm, "events/s", WARM_MIN))
-        figures.append(
-            plain(f"throughput from start, {label}", [r.events_per_second for r in runs], "events/s")
-        )
+        figures.append(plain(f"throughput from start, {label}", [r.events_per_second for r in runs], "events/s"))
         seconds = [run.first_commit_seconds for run in runs]
         figures.append(at_most(f"first commit, {label}", seconds, "s", FIRST_COMMIT_SECONDS_MAX))
         for role in (DRIVER, JVM, WORKERS, TOTAL):
