@@ -43,10 +43,11 @@ def ingest(
                 f"line {total + 1} is longer than {LINE_BYTES_MAX // 2**20} MiB",
                 hint="is this a file of JSON lines? what came before it is in the log",
             )
-    while buffer:
-        body = _cut(buffer, lines_max, flush=True) or _rest(buffer)
+    if buffer and not buffer.endswith(b"\n"):
+        buffer += b"\n"
+    while body := _cut(buffer, lines_max, flush=True):
         producer.append(body)
-        total += body.count(b"\n") + (not body.endswith(b"\n"))
+        total += body.count(b"\n")
         progress(total, len(body))
     return total
 
@@ -85,10 +86,4 @@ def _cut(buffer: bytearray, lines_max: int, *, flush: bool) -> bytes:
         return b""
     body = bytes(buffer[:end])
     del buffer[:end]
-    return body
-
-
-def _rest(buffer: bytearray) -> bytes:
-    body = bytes(buffer)
-    buffer.clear()
     return body
