@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from opentab.disk import sync_directory
 
 ROW_GROUP_ROWS = 131_072
+# Neighbours differ little: smaller, and quicker to write than plain numbers.
+DELTA_COLUMNS = ("batch", "amount_micros", "event_count", "first_at", "last_at")
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ def stage(root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[in
                 file,
                 compression="lz4",
                 use_dictionary=["type", "day", "reason", "period"],
+                column_encoding={name: "DELTA_BINARY_PACKED" for name in table.column_names if name in DELTA_COLUMNS},
                 write_statistics=["batch", "day", "customer", "period"],
                 row_group_size=ROW_GROUP_ROWS,
             )

@@ -6,9 +6,12 @@ rows cost their own time and not their neighbours', and both paths agree on ever
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import NoneType
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,7 +42,8 @@ TIME_TEXT_MAX = 32  # RFC 3339 with 6 decimals and an offset
 QUOTES_BASE = 2 * 4 + 2 * 2
 
 
-class _Plain(msgspec.Struct):
+# Rows hold no cycles, and the garbage collector has better things to do than to look at each.
+class _Plain(msgspec.Struct, gc=False):
     time: str | int
     customer: str
     type: str
@@ -48,13 +52,13 @@ class _Plain(msgspec.Struct):
     currency: str | None = None
 
 
-class _Data(msgspec.Struct):
+class _Data(msgspec.Struct, gc=False):
     type: str
     amount: msgspec.Raw
     currency: str | None = None
 
 
-class _Envelope(msgspec.Struct):
+class _Envelope(msgspec.Struct, gc=False):
     specversion: str
     time: str | int
     subject: str
@@ -85,7 +89,7 @@ def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar
     `arrived_us` holds the arrival time of each line.
     """
     parsed = _parse(lines)
-    columns, sure, amount_is_text = _columns(parsed.rows, arrived_us[parsed.at], rules, calendar)
+    columns, sure, amount_is_text = _columns(parsed.fields, arrived_us[parsed.at], rules, calendar)
     sure &= _keys_are_unique(lines, parsed, amount_is_text)
     doubtful = parsed.doubtful
     if not sure.all():
@@ -102,11 +106,22 @@ def decode_exactly(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, 
     return _joined(nothing, np.empty(0, np.bool_), events, refusals)
 
 
+class _Fields(NamedTuple):
+    """The fields of all rows, each as one column."""
+
+    times: list[str | int]
+    customers: list[str]
+    types: list[str]
+    amounts: list[msgspec.Raw]
+    ids: list[str | None]
+    currencies: list[str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Parsed:
     """Lines that fit one of the two forms, the index of each, and those that need a closer look."""
 
-    rows: list[_Plain]
+    fields: _Fields
     at: Int64s
     enveloped: set[int]  # which rows came in a CloudEvents envelope
     doubtful: list[int]
@@ -157,7 +172,8 @@ def _parse(lines: Sequence[bytes]) -> _Parsed:
                 enveloped.add(len(rows))
                 add(row)
     at = np.arange(len(lines))
-    return _Parsed(rows, np.delete(at, doubtful) if doubtful else at, enveloped, doubtful)
+    fields = _Fields(*(list(map(get, rows)) for get in _FIELDS))
+    return _Parsed(fields, np.delete(at, doubtful) if doubtful else at, enveloped, doubtful)
 
 
 def _unwrapped(line: bytes) -> _Plain | None:
@@ -178,18 +194,12 @@ def _keys_are_unique(lines: Sequence[bytes], parsed: _Parsed, amount_is_text: Bo
     Every key costs two quotes and every text two. A line that has just the quotes its known fields
     need can hold no other key. For the rest, the same count is made over all that the line holds.
     """
-    quotes = np.fromiter((line.count(b'"') for line in lines), np.int64, len(lines))[parsed.at]
-    needed = np.fromiter(
-        (
-            QUOTES_BASE
-            + (2 if type(row.time) is str else 0)
-            + (0 if row.id is None else 4)
-            + (0 if row.currency is None else 4)
-            for row in parsed.rows
-        ),
-        np.int64,
-        len(parsed.rows),
-    )
+    quotes = np.fromiter(map(_count_quotes, lines), np.int64, len(lines))[parsed.at]
+    fields = parsed.fields
+    count = len(parsed.at)
+    needed = QUOTES_BASE + 2 * _are(str, fields.times) + 4 * ~_are(NoneType, fields.ids)
+    if fields.currencies.count(None) < count:
+        needed += 4 * ~_are(NoneType, fields.currencies)
     unique: Bools = quotes == needed + 2 * amount_is_text
     if parsed.enveloped:
         unique[list(parsed.enveloped)] = False
@@ -219,36 +229,35 @@ def _quotes(value: Any, depth: int) -> int:
     return 0
 
 
-def _columns(rows: list[_Plain], arrived_us: Int64s, rules: Rules, calendar: Calendar) -> tuple[_Columns, Bools, Bools]:
+def _columns(fields: _Fields, arrived_us: Int64s, rules: Rules, calendar: Calendar) -> tuple[_Columns, Bools, Bools]:
     """The rows' values, which of the rows are certainly right, and which amounts are texts."""
-    at_us, time_ok = _instants([row.time for row in rows])
+    at_us, sure = _instants(fields.times)
     day = calendar.days_of(at_us)
-    time_ok &= (day >= DAY_MIN) & (day <= DAY_MAX)
-    time_ok &= (at_us >= INSTANT_MIN_US) & (at_us <= INSTANT_MAX_US)
-    time_ok &= at_us <= arrived_us + rules.future_skew_us
-    amount_micros, amount_ok, amount_is_text = _amounts([row.amount for row in rows])
-    customer, customer_ok = _customers([row.customer for row in rows])
-    kind = _strings([row.type for row in rows])
-    kind_ok = _to_bools(pc.is_in(kind, value_set=_strings(list(rules.types))))
-    currency_ok = np.fromiter(
-        (row.currency is None or row.currency == rules.currency for row in rows), np.bool_, len(rows)
-    )
-    sure = time_ok & amount_ok & customer_ok & kind_ok & currency_ok
+    sure &= (day >= DAY_MIN) & (day <= DAY_MAX)
+    sure &= (at_us >= INSTANT_MIN_US) & (at_us <= INSTANT_MAX_US)
+    sure &= at_us <= arrived_us + rules.future_skew_us
+    amount_micros, amount_ok, amount_is_text = _amounts(fields.amounts)
+    customer, customer_ok = _customers(fields.customers)
+    kind = _strings(fields.types)
+    sure &= amount_ok & customer_ok & _to_bools(pc.is_in(kind, value_set=_strings(rules.types)))
+    if fields.currencies.count(None) < len(fields.currencies):
+        ours = (currency is None or currency == rules.currency for currency in fields.currencies)
+        sure &= np.fromiter(ours, np.bool_, len(fields.currencies))
     return _Columns(at_us, day, amount_micros, customer, kind), sure, amount_is_text
 
 
-def _instants(times: list[str | int]) -> tuple[Int64s, Bools]:
+def _instants(times: Sequence[str | int]) -> tuple[Int64s, Bools]:
     """RFC 3339 texts and whole milliseconds as instants, and which of them are certain."""
     count = len(times)
-    is_text = np.fromiter((type(time) is str for time in times), np.bool_, count)
+    is_text = _are(str, times)
     if is_text.all():
         return _rfc3339(_strings(times))
     at_us = np.zeros(count, np.int64)
     sure = np.zeros(count, np.bool_)
     texts = np.flatnonzero(is_text)
-    at_us[texts], sure[texts] = _rfc3339(_strings([times[i] for i in texts]))
+    at_us[texts], sure[texts] = _rfc3339(_strings([times[int(i)] for i in texts]))
     for i in np.flatnonzero(~is_text):
-        milliseconds = times[i]
+        milliseconds = times[int(i)]
         if isinstance(milliseconds, int) and abs(milliseconds) < _MILLISECONDS_MAX:
             at_us[i], sure[i] = milliseconds * 1000, True
     return at_us, sure
@@ -256,7 +265,7 @@ def _instants(times: list[str | int]) -> tuple[Int64s, Bools]:
 
 def _rfc3339(texts: pa.Array) -> tuple[Int64s, Bools]:
     """The common shapes of RFC 3339; lower case, leap seconds and the like are left to exact."""
-    text, size = _matrix(texts, TIME_TEXT_MAX)
+    text, size = _text_matrix(texts, TIME_TEXT_MAX)
     count = len(size)
     sure = (size >= 20) & (size <= TIME_TEXT_MAX)
     for column, mark in ((4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")):
@@ -326,9 +335,9 @@ def _days_from_civil(year: Int64s, month: Int64s, day: Int64s) -> Int64s:
     return days
 
 
-def _amounts(raws: list[msgspec.Raw]) -> tuple[Int64s, Bools, Bools]:
+def _amounts(raws: Sequence[msgspec.Raw]) -> tuple[Int64s, Bools, Bools]:
     """The texts of the amounts as micros, which are certain, and which stood in quotes."""
-    text, size = _matrix(_binaries(raws), AMOUNT_TEXT_MAX)
+    text, size = _raw_matrix(raws, AMOUNT_TEXT_MAX)
     count = len(size)
     sure = size <= AMOUNT_TEXT_MAX
     is_text = text[:, 0] == ord('"')
@@ -360,7 +369,7 @@ def _amounts(raws: list[msgspec.Raw]) -> tuple[Int64s, Bools, Bools]:
     return np.where(negative, -micros, micros), sure, is_text
 
 
-def _customers(customers: list[str]) -> tuple[pa.Array, Bools]:
+def _customers(customers: Sequence[str]) -> tuple[pa.Array, Bools]:
     names = _strings(customers)
     size = _to_numpy(pc.binary_length(names))
     sure = (size >= 1) & (size <= CUSTOMER_BYTES_MAX)
@@ -370,7 +379,7 @@ def _customers(customers: list[str]) -> tuple[pa.Array, Bools]:
         sure &= ~_to_bools(pc.match_substring_regex(names, r"[\x00-\x1f\x7f-\x{9f}]"))
     short = np.flatnonzero(size <= 2)
     for i in short:
-        sure[i] &= customers[i] not in (".", "..")
+        sure[i] &= customers[int(i)] not in (".", "..")
     return names, sure
 
 
@@ -390,21 +399,35 @@ def _joined(columns: _Columns, sure: Bools, slow: list[Event], refusals: list[tu
     return Decoded(at_us, day, customer, kind, micros, refusals)
 
 
-def _matrix(texts: pa.Array, width: int) -> tuple[Bytes, Int64s]:
-    """The texts as rows of bytes, cut or filled up to `width`, and how long each one is."""
-    count = len(texts)
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[: count + 1].astype(np.int64)
-    size = np.diff(offsets)
-    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+def _matrix(data: Bytes, start: Int64s, size: Int64s, width: int) -> Bytes:
+    """The texts at `start` as rows of bytes, cut or filled up to `width`."""
     padded = np.concatenate([data, np.zeros(width, np.uint8)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    text = windows[offsets[:-1]]
+    text = np.lib.stride_tricks.sliding_window_view(padded, width)[start]
     text[np.arange(width)[None, :] >= size[:, None]] = 0
-    return text, size
+    return text
 
 
-def _binaries(raws: list[msgspec.Raw]) -> pa.Array:
-    return pa.array([bytes(raw) for raw in raws], pa.binary())
+def _text_matrix(texts: pa.Array, width: int) -> tuple[Bytes, Int64s]:
+    """Texts as rows of bytes, and how long each one is."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1].astype(np.int64)
+    size = np.diff(offsets)
+    return _matrix(np.frombuffer(texts.buffers()[2] or b"", np.uint8), offsets[:-1], size, width), size
+
+
+def _raw_matrix(raws: Sequence[msgspec.Raw], width: int) -> tuple[Bytes, Int64s]:
+    """Raw JSON values as rows of bytes, and how long each one is."""
+    joined = b"\n".join(raws)
+    data = np.frombuffer(joined, np.uint8)
+    end = np.append(np.flatnonzero(data == ord("\n")), len(joined))
+    if len(end) != len(raws):  # a newline within a value: JSON allows it, our own log has none
+        return _text_matrix(pa.array([bytes(raw) for raw in raws], pa.binary()), width)
+    start = np.append([0], end[:-1] + 1)
+    return _matrix(data, start, end - start, width), end - start
+
+
+def _are(kind: type, values: Sequence[object]) -> Bools:
+    """Which of the values are of just this type."""
+    return np.fromiter(map(partial(operator.is_, kind), map(type, values)), np.bool_, len(values))
 
 
 def _strings(texts: Sequence[Any]) -> pa.Array:
@@ -419,6 +442,8 @@ def _to_bools(array: pa.Array) -> Bools:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
+_count_quotes = operator.methodcaller("count", b'"')
+_FIELDS = [operator.attrgetter(name) for name in ("time", "customer", "type", "amount", "id", "currency")]
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NEVER = -(2**60)  # no count of quotes comes near it
 _MILLISECONDS_MAX = 10**15

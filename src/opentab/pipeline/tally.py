@@ -13,24 +13,35 @@ from opentab.records import ENTRY
 INT64_MAX = 2**63 - 1
 
 
+# Of a sample's events, the share of different (day, customer, type) from which adding up saves nothing.
+DISTINCT_SHARE_MAX = 0.95
+SAMPLE_ROWS = 16_384
+
+
 def tally(decoded: Sequence[Decoded], *, batch: int) -> pa.Table:
     """Add the events up by (day, customer, type); rows of the schema ENTRY.
 
-    Where a sum might leave 64 bits, every event stays a row of its own: readers add.
+    Where a sum might leave 64 bits, or nearly every event has a cell of its own, every event stays a
+    row of its own: readers add.
     """
     events = _table(decoded)
-    if events.num_rows and not _sums_fit(decoded):
+    sample = events.slice(0, SAMPLE_ROWS)
+    many = events.num_rows > SAMPLE_ROWS
+    if not _sums_fit(decoded) or (many and _summed(sample).num_rows > DISTINCT_SHARE_MAX * SAMPLE_ROWS):
         return _entries(events, batch, amount="amount_micros", count=None, first="at_us", last="at_us")
-    grouped = events.group_by(["day", "customer", "type"], use_threads=False).aggregate(
-        [("amount_micros", "sum"), ("amount_micros", "count"), ("at_us", "min"), ("at_us", "max")]
-    )
     return _entries(
-        grouped,
+        _summed(events),
         batch,
         amount="amount_micros_sum",
         count="amount_micros_count",
         first="at_us_min",
         last="at_us_max",
+    )
+
+
+def _summed(events: pa.Table) -> pa.Table:
+    return events.group_by(["day", "customer", "type"], use_threads=False).aggregate(
+        [("amount_micros", "sum"), ("amount_micros", "count"), ("at_us", "min"), ("at_us", "max")]
     )
 
 
