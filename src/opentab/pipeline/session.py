@@ -62,7 +62,7 @@ def open_session(home: Home) -> SparkSession:
         **home.spark,
     }
     log4j = _write_log4j(home.logs_path)
-    _send_py4j_to(home.logs_path / "pipeline.log")
+    _send_logs_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
         f"{JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
@@ -71,6 +71,7 @@ def open_session(home: Home) -> SparkSession:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
+        _silence_accumulators()
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
@@ -103,11 +104,16 @@ def quiet(file: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _send_py4j_to(file: Path) -> None:
-    """py4j logs the tracebacks of callbacks; we raise what they were about ourselves."""
-    logger = logging.getLogger("py4j")
-    logger.propagate = False
-    logger.handlers = [logging.FileHandler(file, encoding="utf-8", delay=True)]
+def _send_logs_to(file: Path) -> None:
+    """pyspark and py4j log tracebacks; we raise what they were about ourselves."""
+    logging.basicConfig(filename=file, encoding="utf-8", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _silence_accumulators() -> None:
+    """A Java process that dies breaks a socket of pyspark's, which would print a traceback of its own."""
+    from pyspark.accumulators import AccumulatorServer
+
+    AccumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
 
 
 def _write_log4j(directory: Path) -> Path:
