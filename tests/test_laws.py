@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opentab import config, crash
+from opentab.audit import verify
 from opentab.config import Home
 from opentab.errors import Fenced, LogError
 from opentab.ledger import balances
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
+from opentab.periods import to_us
 from opentab.pipeline.job import Job, OutOfTurn
 from opentab.records import BatchRecord
 from product import event
@@ -275,3 +278,24 @@ def test_an_event_of_the_year_one_breaks_nothing(home: Home, append: Callable[..
     job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1))  # type: ignore[arg-type]
     (total,) = customer_totals(job.journal, home.calendar)
     assert (total.period, total.amount_micros) == ("0001-01", 1_000_000)
+
+
+def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: Callable[..., int]) -> None:
+    append(event("ann", "5.00", "2026-01-10T00:00:00Z"))
+    job = open_job(home, "run")
+    assert job.tick(0) is None, "nothing is known yet"
+    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1)) is not None  # type: ignore[arg-type]
+    now_us = to_us(datetime.now(UTC))
+    ticked = job.tick(now_us)
+    assert ticked is not None
+    assert (ticked.batch, ticked.taken, ticked.clock_us) == (2, {}, now_us)
+    assert ticked.watermark_us == now_us - home.rules.out_of_orderness_us
+    append(event("ann", "1.00", "2026-01-11T00:00:00Z"))
+    assert job.tick(now_us) is None, "unread data is never overtaken by the clock"
+    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None  # type: ignore[arg-type]
+    totals = {t.period: t for t in customer_totals(job.journal, home.calendar)}
+    assert (totals["2026-01"].status, totals["2026-01"].amount_micros) == ("final", 5_000_000)
+    (adjusted,) = [t for p, t in totals.items() if p != "2026-01"]
+    assert adjusted.adjustments[0].period == "2026-01"
+    report = verify(home, job.journal)
+    assert report.agrees, report

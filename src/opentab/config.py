@@ -109,6 +109,10 @@ def _dedupe_window(setting: Setting, value: Any) -> str:
     return str(value)
 
 
+def _off_or_duration(setting: Setting, value: Any) -> timedelta | None:
+    return None if value == "off" else _duration(setting, value)
+
+
 def _count(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 2**31:
         raise setting.wrong(value, "a whole number of at least 1")
@@ -154,6 +158,10 @@ SETTINGS = [
     Setting(
         "pipeline", "idle_after", '"10m"', _duration,
         "a log partition that is read to its end and silent for so long holds no other back",
+    ),
+    Setting(
+        "pipeline", "silent_clock", '"off"', _off_or_duration,
+        "after so long without events the time of day moves the watermark of a log that is read to its end",
     ),
     Setting("pipeline", "snapshot_batches", "500", _count, "write the balances every so many batches"),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),

@@ -97,6 +97,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     input_bytes: int
     rules: Rules
     steps_ms: dict[str, float] = {}
+    clock_us: int | None = None  # the time of day that moved the watermark of a silent log; else None
 
     @property
     def amount_micros(self) -> int:

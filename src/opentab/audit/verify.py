@@ -329,6 +329,11 @@ def _check_watermarks(
         if holding:
             reached_us = min(holding) - record.rules.out_of_orderness_us
             watermark_us = _later(watermark_us, max(reached_us, FIRST_DAY * DAY_US))
+        if record.clock_us is not None:
+            # A batch of the clock: no events, later than all that had arrived.
+            if record.taken or record.clock_us < (now_us or 0):
+                tally.differ(f"batch {record.batch} was moved by the clock while events came")
+            watermark_us = _later(watermark_us, record.clock_us - record.rules.out_of_orderness_us)
         if watermark_us is not None:
             final_us = _later(final_us, watermark_us - record.rules.allowed_lateness_us)
         marks[record.batch] = Mark(watermark_us, final_us)

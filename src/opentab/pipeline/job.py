@@ -71,6 +71,34 @@ class Job:
         crash.moment("archived")
         return record
 
+    def tick(self, now_us: int) -> BatchRecord | None:
+        """Let the time of day move the watermark of a silent log: a batch of its own, without events."""
+        if self.last is None or self.last.watermark_us is None or self.log.unread(self.positions):
+            return None
+        partitions = partitions_after(self.last.partitions, {}, rules=self.rules, has_unread=self.log.has_unread)
+        watermark_us = watermark_after(self.last, partitions, self.rules, clock_us=now_us)
+        record = BatchRecord(
+            batch=self.last.batch + 1,
+            run=self.run,
+            started_us=now_us,
+            committed_us=now_us,
+            partitions=partitions,
+            taken={},
+            watermark_us=watermark_us,
+            final_us=final_after(self.last, watermark_us, self.rules),
+            newest_us=self.last.newest_us,
+            event_count=0,
+            sum_micros="0",
+            entry_rows=0,
+            rejections={},
+            input_bytes=0,
+            rules=self.rules,
+            clock_us=now_us,
+        )
+        self.journal.commit(record, [])
+        self.last = record
+        return record
+
     def _run_tasks(self, frame: DataFrame) -> list[Report]:
         order = Order(
             batch=(self.last.batch if self.last else 0) + 1,

@@ -71,6 +71,7 @@ class Pipeline:
         self._batch_seconds = 0.0
         self._caught_up_us: int | None = None
         self._streaming = False
+        self._quiet_since = time.monotonic()
 
     def stop(self) -> None:
         """Ask the pipeline to end after the batch that is under way."""
@@ -136,9 +137,23 @@ class Pipeline:
         self._streaming = True
         while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
             self._stop.wait(WAIT_SECONDS)
+            self._tick_if_silent()
             if self._upkeep.bug is not None:
                 raise self._upkeep.bug
         self._end(query)
+
+    def _tick_if_silent(self) -> None:
+        """Let the clock move the watermark, if the home wants that and nothing came for long enough."""
+        silence = self.home["pipeline.silent_clock"]
+        if self.once or silence is None or time.monotonic() - self._quiet_since < silence.total_seconds():
+            return
+        with self._between_batches:
+            record = self._job.tick(to_us(datetime.now(UTC)))
+        self._quiet_since = time.monotonic()
+        if record is not None:
+            self._batches += 1
+            self._upkeep.batch_committed()
+            self.watch(self._progress())
 
     def _end(self, query: StreamingQuery) -> None:
         if query.isActive:
@@ -179,6 +194,7 @@ class Pipeline:
             if record is None:
                 return
             self._batch_seconds = time.perf_counter() - started
+            self._quiet_since = time.monotonic()
             self._batches += 1
             self._events += record.event_count
             self._rejections += record.rejection_count

@@ -41,8 +41,17 @@ def partitions_after(
     }
 
 
-def watermark_after(before: BatchRecord | None, partitions: Mapping[str, PartitionState], rules: Rules) -> int | None:
-    """W(N): the least of the partitions that count, and never less than it was."""
+def watermark_after(
+    before: BatchRecord | None,
+    partitions: Mapping[str, PartitionState],
+    rules: Rules,
+    *,
+    clock_us: int | None = None,
+) -> int | None:
+    """W(N): the least of the partitions that count, and never less than it was.
+
+    `clock_us` is the time of day where that moves the watermark of a silent log.
+    """
     counting = [
         max(state.latest_us - rules.out_of_orderness_us, INSTANT_MIN_US)
         for state in partitions.values()
@@ -51,6 +60,8 @@ def watermark_after(before: BatchRecord | None, partitions: Mapping[str, Partiti
     known = [min(counting)] if counting else []
     if before is not None and before.watermark_us is not None:
         known.append(before.watermark_us)
+    if clock_us is not None:
+        known.append(clock_us - rules.out_of_orderness_us)
     return max(known, default=None)
 
 
