@@ -6,8 +6,10 @@ import sys
 import time
 from typing import Any
 
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from opentab import terminal
 from opentab.config import Home
@@ -40,10 +42,10 @@ def watch(home: Home, **options: Any) -> None:
     line.close()
 
 
-def _demo_table(scene: Scene, caption: str) -> Table:
+def _demo_table(scene: Scene, caption: str) -> Group:
     periods = sorted({total.period for total in scene.totals})
     status = {total.period: total.status for total in scene.totals}
-    table = Table(title="running totals, EUR", caption=caption, title_justify="left", caption_justify="left")
+    table = Table(title="running totals, EUR", title_justify="left")
     table.add_column("customer")
     for period in periods:
         table.add_column(f"{period}\n{status[period]}", justify="right", min_width=12)
@@ -51,7 +53,7 @@ def _demo_table(scene: Scene, caption: str) -> Table:
     for customer in sorted({total.customer for total in scene.totals}):
         cells = [format_micros(amounts.get((customer, period), 0)) for period in periods]
         table.add_row(customer, *cells)
-    return table
+    return Group(table, Text(caption, style="dim"))
 
 
 def compare_bills(home: Home) -> bool:
