@@ -186,6 +186,28 @@ def test_a_zombie_that_wakes_up_idle_stops(small_home: Home, start: Callable[...
     check_exact(small_home)
 
 
+def test_a_live_pipeline_is_taken_over_under_load(
+    small_home: Home, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = start("run", home=small_home)
+    wait_for(lambda: streams(small_home, first), "Spark was up")
+    simulator = start("generate", "--months", "1", "--month-seconds", "40", "--events", "1000", home=small_home)
+    wait_for(lambda: position(small_home) > 1, "batches were billed")
+    second = start("run", "--take-over", home=small_home)
+    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 4, output
+    assert "another pipeline has taken over this home" in output
+    seen = position(small_home)
+    wait_for(lambda: streams(small_home, second) and position(small_home) > seen, "the second one bills")
+    assert simulator.wait(timeout=PATIENCE_SECONDS) == 0
+    # Stopped under load: it ends after the batch that is under way.
+    opentab("generate", "--first-period", "2025-01", "--months", "1", "--events", "2000", home=small_home)
+    second.terminate()
+    output, _ = second.communicate(timeout=PATIENCE_SECONDS)
+    assert second.returncode == 0, output
+    check_exact(small_home)
+
+
 def test_stopped_by_a_signal_it_ends_cleanly(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
     pipeline = start("run", home=small_home)
     wait_for(lambda: streams(small_home, pipeline), "Spark was up")

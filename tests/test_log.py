@@ -89,6 +89,28 @@ def test_a_ledger_restored_to_an_earlier_batch_finds_its_segments(log: Directory
     assert log.pending() == {"default": [3, 4, 5]}
 
 
+def test_a_restore_that_was_killed_goes_on(log: DirectoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(log)
+    for _ in range(6):
+        producer.append(b"x")
+    log.archive_upto({"default": 6})
+    real = Path.rename
+    moves = 0
+
+    def dies(self: Path, target: Path) -> Path:
+        nonlocal moves
+        moves += 1
+        if moves == 3:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", dies)
+        log.restore({"default": 1})
+    log.restore({"default": 1})
+    assert log.pending() == {"default": [2, 3, 4, 5, 6]}
+
+
 def test_damage_is_seen(log: DirectoryLog) -> None:
     number = Producer(log).append(b"some line\n")
     path = log.incoming_path("default", number)

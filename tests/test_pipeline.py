@@ -261,6 +261,18 @@ def test_sums_beyond_64_bits_stay_exact(
     assert journal_of(home).batches()[0].amount_micros == 999_999_999_999_999 * 10_000
 
 
+def test_a_fresh_query_now_and_then_changes_nothing(
+    tmp_path: Path, run_once: Callable[[Home], Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opentab.pipeline.run.QUERY_BATCHES_MAX", 2)
+    (tmp_path / "opentab.toml").write_text("[pipeline]\nbatch_events_max = 300\n")
+    home = config.load(tmp_path)
+    generate(Plan(**MONTHS), home)
+    progress = run_once(home)
+    assert progress.batches > 4
+    assert bills_by_own_month(home) == read_bills(home.expected_path)
+
+
 def test_batches_are_bounded(tmp_path: Path, run_once: Callable[[Home], Progress]) -> None:
     (tmp_path / "opentab.toml").write_text("[pipeline]\nbatch_events_max = 100\n")
     home = config.load(tmp_path)

@@ -317,7 +317,9 @@ def _print_customer_totals(home: Home, period: str | None, customer: str | None,
     if format_ == "json":
         terminal.print_json(total_as_json(total, place) for total in rows)
         return
-    types = home["billing.types"]
+    kept = list(rows)
+    # A type that is no longer in the settings may have been billed all the same.
+    types = list(dict.fromkeys([*home["billing.types"], *(type_ for total in kept for type_ in total.types)]))
     columns = ["period", "customer", "status", "total", *types, "adjustments", "events"]
     table = (
         [
@@ -329,7 +331,7 @@ def _print_customer_totals(home: Home, period: str | None, customer: str | None,
             format_micros(sum(a.amount_micros for a in total.adjustments)),
             total.event_count,
         ]
-        for total in rows
+        for total in kept
     )
     if format_ == "csv":
         terminal.print_csv(columns, table)

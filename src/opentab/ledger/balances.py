@@ -59,7 +59,7 @@ class Snapshot:
 
         A ledger restored to an earlier batch may number other batches alike.
         """
-        if self.batch == 0 or self.run == "":
+        if self.batch == 0:
             return True
         return self.batch <= journal.position and self.run == journal.batches(self.batch - 1, self.batch)[0].run
 
@@ -77,7 +77,7 @@ def latest(ledger: Path) -> Snapshot:
     except TableNotFoundError:
         return empty()
     except (DeltaError, OSError) as error:
-        raise LedgerError(f"the balances {root} cannot be read: {error}") from error
+        raise LedgerError(f"the balances {root} cannot be read: {error}", retry_helps=True) from error
     check_version(root, table.metadata().configuration)
     batch = table.transaction_version(APP) or 0
     files = table.file_uris()
@@ -119,7 +119,9 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
             " order by customer, day, type",
             params=[keep],
         ).to_arrow_reader(CHUNK_ROWS)
-        files = [stage(root, "balance", chunk, run=record.run, batches=(upto, upto)) for chunk in _tables(reader)]
+        # There is always a file: its name tells which batch the snapshot was drawn at.
+        chunks = _tables(reader) if keep else iter([BALANCE.empty_table()])
+        files = [stage(root, "balance", chunk, run=record.run, batches=(upto, upto)) for chunk in chunks]
         if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
             return None
         table.create_write_transaction(

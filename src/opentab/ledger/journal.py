@@ -91,7 +91,7 @@ class Journal:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise LedgerError(f"the journal {root} cannot be read: {error}") from error
+            raise LedgerError(f"the journal {root} cannot be read: {error}", retry_helps=True) from error
         configuration = journal._table.metadata().configuration
         check_version(root, configuration)
         _check_identity(configuration, identity)
@@ -126,7 +126,7 @@ class Journal:
             self._table.update_incremental()
             self._see()
         except (DeltaError, OSError) as error:
-            raise LedgerError(f"the journal {self.root} cannot be read: {error}") from error
+            raise LedgerError(f"the journal {self.root} cannot be read: {error}", retry_helps=True) from error
 
     @property
     def position(self) -> int:

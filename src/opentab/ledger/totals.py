@@ -138,14 +138,14 @@ def _rows(
     if not snapshot.belongs_to(journal):
         snapshot = balances.empty()
     connection = balances.running(journal, calendar, snapshot, upto=journal.position)
-    final = _final_view(connection, journal, calendar, snapshot, period)
+    final = _final_view(connection, journal, calendar, snapshot, period, customer)
     result = connection.execute(
         f"""
         select period, customer, {OWN_PERIOD} as own, type, sum(sum_micros), sum(event_count)::bigint
         from (
             select period, customer, day, type, sum_micros, event_count from running
             union all
-            select period, customer, day, type, amount_micros::decimal(38, 0), event_count from {final}
+            select period, customer, day, type, sum_micros, event_count from {final}
         )
         where ($period is null or period = $period) and ($customer is null or customer = $customer)
         group by period, customer, own, type
@@ -163,9 +163,10 @@ def _final_view(
     calendar: Calendar,
     snapshot: balances.Snapshot,
     period: str | None,
+    customer: str | None,
 ) -> str:
     """Name a view of the entries billed in periods that were final at the snapshot."""
-    nothing = "(select * from billed where false)"
+    nothing = "(select * from running where false)"
     if snapshot.batch == 0:
         return nothing
     at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
@@ -177,6 +178,14 @@ def _final_view(
     final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
     if not final:
         return nothing
-    rows = older.sql("select * from billed where list_contains(?, period)", params=[final])
+    rows = older.sql(
+        """
+        select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
+               sum(event_count)::bigint as event_count
+        from billed where list_contains($final, period) and ($customer is null or customer = $customer)
+        group by period, customer, day, type
+        """,
+        params={"final": final, "customer": customer},
+    )
     connection.register("final_billed", rows.to_arrow_table())
     return "final_billed"

@@ -97,8 +97,13 @@ class DirectoryLog:
         It is asked under the partition's lock: a segment that is not there now arrives later.
         """
         with self.lock(partition):
-            path = self.find(partition, number + 1)
-            return path is not None and read_header(path).arrived_us <= upto_us
+            for _ in range(2):  # it may be archived between the look and the read
+                path = self.find(partition, number + 1)
+                if path is None:
+                    return False
+                with suppress(FileNotFoundError):
+                    return read_header(path).arrived_us <= upto_us
+            return True
 
     def path_of(self, partition: str, number: int) -> Path:
         """Where the segment lies now; it must be somewhere."""
@@ -118,9 +123,10 @@ class DirectoryLog:
         for partition, numbers in self.pending().items():
             for number in numbers:
                 path = self.incoming_path(partition, number)
-                arrived_ns = read_header(path).arrived_us * 1000
-                if path.stat().st_mtime_ns != arrived_ns:
-                    os.utime(path, ns=(arrived_ns, arrived_ns))
+                with suppress(FileNotFoundError):  # archived by another pipeline meanwhile
+                    arrived_ns = read_header(path).arrived_us * 1000
+                    if path.stat().st_mtime_ns != arrived_ns:
+                        os.utime(path, ns=(arrived_ns, arrived_ns))
 
     def sweep_aside(self) -> None:
         """Remove what producers that died left unfinished an hour ago or earlier."""
@@ -136,11 +142,16 @@ class DirectoryLog:
         if not self.archive.is_dir():
             return 0
         for directory in sorted(self.archive.iterdir()):
-            number = positions.get(directory.name, 0) + 1
-            while (path := self.archive_path(directory.name, number)).exists():
-                path.rename(self.incoming_path(directory.name, number))
-                number += 1
-                count += 1
+            partition = directory.name
+            with self.lock(partition):
+                first = last = positions.get(partition, 0) + 1
+                while self.archive_path(partition, last).exists():
+                    last += 1
+                # From the last one down: killed in between, what is left in the archive is found again.
+                for number in range(last - 1, first - 1, -1):
+                    with suppress(FileNotFoundError):
+                        self.archive_path(partition, number).rename(self.incoming_path(partition, number))
+                        count += 1
         return count
 
     def archive_upto(self, positions: dict[str, int]) -> int:
@@ -155,7 +166,8 @@ class DirectoryLog:
             for number in done:
                 target = self.archive_path(partition, number)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self.incoming_path(partition, number).rename(target)
+                with suppress(FileNotFoundError):  # another pipeline was faster
+                    self.incoming_path(partition, number).rename(target)
             moved += len(done)
         return moved
 

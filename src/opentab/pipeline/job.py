@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from opentab import crash
 from opentab.config import Home
 from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
-from opentab.ledger.journal import Journal
+from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_segments
@@ -33,11 +33,20 @@ class OutOfTurn(Exception):
 class Job:
     """Bills one batch after the other; what it knows, the journal told it."""
 
-    def __init__(self, home: Home, journal: Journal, log: DirectoryLog, *, run: str) -> None:
+    def __init__(
+        self,
+        home: Home,
+        journal: Journal,
+        log: DirectoryLog,
+        *,
+        run: str,
+        is_ours: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.home = home
         self.journal = journal
         self.log = log
         self.run = run
+        self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self.rules = home.rules
         self.last: BatchRecord | None = journal.last()
 
@@ -45,6 +54,11 @@ class Job:
     def positions(self) -> dict[str, int]:
         """The last segment in the journal, by partition."""
         return positions_of(self.last)
+
+    def reload(self) -> None:
+        """See what another pipeline has committed."""
+        self.journal.refresh()
+        self.last = self.journal.last()
 
     def bill(self, frame: DataFrame) -> BatchRecord | None:
         """Bill one batch. Running the same batch again changes nothing.
@@ -64,6 +78,8 @@ class Job:
         crash.moment("staged")
         record = self._record(reports, started_us)
         record = msgspec.structs.replace(record, steps_ms=_steps_ms(reports, staged - clock))
+        if not self.is_ours():
+            raise fenced(record.batch)
         self.journal.commit(record, [file for report in reports for file in report.files])
         self.last = record
         crash.moment("committed")

@@ -22,6 +22,29 @@ class Holder(msgspec.Struct, frozen=True):
     since: str
 
 
+class Claim:
+    """Which run of the pipeline the home belongs to: the one that started last.
+
+    It tells a pipeline that was taken over to stop. Nothing rests on it: the journal's fence decides.
+    """
+
+    def __init__(self, ledger: Path, run: str) -> None:
+        """Claim the home for a run."""
+        self._path = ledger / "pipeline.claim"
+        self._run = run
+        ledger.mkdir(parents=True, exist_ok=True)
+        aside = self._path.with_name(f".{self._path.name}.{run}")
+        aside.write_text(run)
+        aside.replace(self._path)
+
+    def is_ours(self) -> bool:
+        """Whether nobody else has claimed the home since."""
+        try:
+            return self._path.read_text() == self._run
+        except OSError:
+            return True
+
+
 class HomeLock:
     """Held while a pipeline works on a home."""
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from opentab.config import Home
-from opentab.errors import DiskFull, OpentabError, means_disk_full
+from opentab.errors import DiskFull, Fenced, LogError, OpentabError, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.job import Job, OutOfTurn
-from opentab.pipeline.lock import HomeLock
+from opentab.pipeline.lock import Claim, HomeLock
 from opentab.pipeline.session import open_session
 from opentab.pipeline.source import segment_stream
 from opentab.pipeline.upkeep import Upkeep, keep_up
@@ -36,6 +37,7 @@ HEARTBEAT_SECONDS = 1.0
 # Spark's file source remembers every file of a query: a fresh query now and then forgets them.
 QUERY_BATCHES_MAX = 2_000
 WAIT_SECONDS = 0.05
+OUT_OF_TURN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Pipeline:
         self._batch_seconds = 0.0
         self._caught_up_us: int | None = None
         self._streaming = False
+        self._ending = False
+        self._out_of_turn = 0  # in a row
         self._quiet_since = time.monotonic()
 
     def stop(self) -> None:
@@ -84,10 +88,10 @@ class Pipeline:
             log = DirectoryLog(self.home.log_path)
             log.create()
             journal = Journal.create(self.home.ledger_path, self.home.identity)
-            self._job = Job(self.home, journal, log, run=self.run_id)
+            self._claim = Claim(self.home.ledger_path, self.run_id)
+            self._job = Job(self.home, journal, log, run=self.run_id, is_ours=self._claim.is_ours)
             log.restore(self._job.positions)
             log.archive_upto(self._job.positions)
-            log.restamp()
             log.sweep_aside()
             self._goal = {name: numbers[-1] for name, numbers in log.unread(self._job.positions).items()}
             if not (self.once and self._reached_goal()):
@@ -119,13 +123,16 @@ class Pipeline:
             self._stop.set()
             heart.join()
             self._streaming = False
-            self._write_heartbeat()
+            if self._claim.is_ours():
+                self._write_heartbeat()
             shutil.rmtree(self.home.checkpoint_path / self.run_id, ignore_errors=True)
 
     def _run_query(self, spark: SparkSession) -> None:
         """One streaming query, on a checkpoint of its own: the journal says where it starts."""
         checkpoint = self._fresh_checkpoint()
+        self._job.log.restamp()
         self._query_batches = 0
+        self._ending = False
         frame = segment_stream(spark, self._job.log, batch_events_max=self.home["pipeline.batch_events_max"])
         pause_ms = int(self.home["pipeline.batch_pause"].total_seconds() * 1000)
         query = (
@@ -135,12 +142,15 @@ class Pipeline:
             .start()
         )
         self._streaming = True
-        while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
-            self._stop.wait(WAIT_SECONDS)
-            self._tick_if_silent()
-            if self._upkeep.bug is not None:
-                raise self._upkeep.bug
-        self._end(query)
+        try:
+            while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
+                self._stop.wait(WAIT_SECONDS)
+                self._tick_if_silent()
+                if self._upkeep.bug is not None:
+                    raise self._upkeep.bug
+        finally:
+            self._end(query)
+        self._raise_failure(query)
 
     def _tick_if_silent(self) -> None:
         """Let the clock move the watermark, if the home wants that and nothing came for long enough."""
@@ -156,9 +166,14 @@ class Pipeline:
             self.watch(self._progress())
 
     def _end(self, query: StreamingQuery) -> None:
+        """Stop a query between two batches. A batch that comes now finds `_ending` set and does nothing."""
+        self._ending = True
+        with self._between_batches:
+            pass
         if query.isActive:
-            with self._between_batches:
-                query.stop()
+            query.stop()
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
         if self._raise_error():
             return
         failure = query.exception()
@@ -176,13 +191,25 @@ class Pipeline:
         error, self._error = self._error, None
         if isinstance(error, Py4JError | ConnectionError):
             raise spark_died(self.home) from error
-        if error is not None and not isinstance(error, OutOfTurn):
+        if error is None:
+            return False
+        if isinstance(error, Fenced) and self._claim.is_ours():
+            # The one we took over from committed once more before it noticed: read on behind that.
+            self._job.reload()
+            return True
+        self._out_of_turn += 1
+        if not isinstance(error, OutOfTurn):
             raise error
-        return error is not None
+        if self._out_of_turn > OUT_OF_TURN_MAX:
+            raise LogError(
+                f"segments of the log keep coming out of turn: {error}",
+                hint=f"look at the files' times in {self.home.log_path / 'incoming'}",
+            )
+        return True
 
     def _bill(self, frame: DataFrame, _: int) -> None:
         with self._between_batches:
-            if self._finished() or self._error is not None:
+            if self._ending or self._finished() or self._error is not None:
                 return
             started = time.perf_counter()
             try:
@@ -195,6 +222,7 @@ class Pipeline:
                 return
             self._batch_seconds = time.perf_counter() - started
             self._quiet_since = time.monotonic()
+            self._out_of_turn = 0
             self._batches += 1
             self._events += record.event_count
             self._rejections += record.rejection_count
@@ -226,17 +254,18 @@ class Pipeline:
         root = self.home.checkpoint_path
         root.mkdir(parents=True, exist_ok=True)
         for old in root.iterdir():
-            if old.is_dir() and time.time() - old.stat().st_mtime > 60:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                if old.is_dir() and time.time() - old.stat().st_mtime > 60:
+                    shutil.rmtree(old, ignore_errors=True)
         checkpoint = root / self.run_id / new_run()
         checkpoint.mkdir(parents=True)
         return checkpoint
 
     def _beat(self, lock: HomeLock) -> None:
-        journal = Journal.create(self.home.ledger_path, self.home.identity)
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            self._check_alone(journal)
-            lock.take_if_free()
+            self._check_alone()
+            with suppress(OSError):
+                lock.take_if_free()
             self._write_heartbeat()
 
     def _write_heartbeat(self) -> None:
@@ -259,19 +288,11 @@ class Pipeline:
         except OSError:
             pass  # a full disk stops the stream with a message of its own
 
-    def _check_alone(self, journal: Journal) -> None:
-        """Stop if the journal holds batches that are not ours: another pipeline has taken over."""
-        if not self._between_batches.acquire(blocking=False):
-            return
-        try:
-            journal.refresh()
-            if journal.position > (self._job.last.batch if self._job.last else 0):
-                self._error = fenced(journal.position)
-                self._stop.set()
-        except OpentabError:
-            pass  # the next commit will say what is wrong with the ledger
-        finally:
-            self._between_batches.release()
+    def _check_alone(self) -> None:
+        """Stop if another pipeline has claimed the home."""
+        if not self._claim.is_ours():
+            self._error = fenced(self._job.last.batch if self._job.last else 0)
+            self._stop.set()
 
 
 def spark_died(home: Home) -> OpentabError:

@@ -85,10 +85,17 @@ def bill_names(names: list[str], order: Order) -> Report:
         # Spark may name a segment again after a restart; the journal knows better.
         if number > order.positions.get(partition, 0):
             started = time.perf_counter()
-            segment = read_segment(log.path_of(partition, number))
+            segment = _read(log, partition, number)
             work.seconds["reading"] += time.perf_counter() - started
             work.take(segment)
     return work.finish()
+
+
+def _read(log: DirectoryLog, partition: str, number: int) -> Segment:
+    try:
+        return read_segment(log.path_of(partition, number))
+    except FileNotFoundError:  # archived in between
+        return read_segment(log.path_of(partition, number))
 
 
 def _match(name: str) -> re.Match[str]:
