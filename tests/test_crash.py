@@ -130,8 +130,9 @@ def test_parts_of_spark_killed(small_home: Home, start: Callable[..., subprocess
     wait_for(lambda: position(small_home) >= 2, "batches were billed")
     children = psutil.Process(pipeline.pid).children(recursive=True)
     (java,) = [c for c in children if c.name() == "java"]
-    (daemon,) = java.children()
-    for worker in daemon.children():
+    workers = [worker for daemon in java.children() for worker in daemon.children()]
+    assert workers
+    for worker in workers:
         worker.kill()
     # A lost Python worker is a task tried again.
     opentab("generate", "--first-period", "2025-01", "--months", "1", "--events", "400", home=small_home)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,24 +46,25 @@ def test_arrival_goes_forward_even_if_the_clock_does_not(log: DirectoryLog) -> N
     assert log.header("default", second).arrived_us < log.header("default", later).arrived_us
 
 
-def _append_many(path: Path, name: str) -> None:
-    producer = Producer(DirectoryLog(path))
-    for i in range(50):
-        producer.append(f"{name}-{i}\n".encode())
+APPEND_MANY = """
+import sys
+from pathlib import Path
+from opentab.log import DirectoryLog, Producer
+producer = Producer(DirectoryLog(Path(sys.argv[1])))
+for i in range(50):
+    producer.append(f"{sys.argv[2]}-{i}\\n".encode())
+"""
 
 
 def test_many_producers_share_one_partition(log: DirectoryLog) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_append_many, args=(log.path, f"p{i}")) for i in range(3)]
-    for process in processes:
-        process.start()
+    commands = [[sys.executable, "-c", APPEND_MANY, str(log.path), f"p{i}"] for i in range(3)]
+    processes = [subprocess.Popen(command) for command in commands]
     archived = 0
-    while any(process.is_alive() for process in processes):
+    while any(process.poll() is None for process in processes):
         numbers = log.pending().get("default", [])
         archived += log.archive_upto({"default": numbers[len(numbers) // 2]}) if numbers else 0
     for process in processes:
-        process.join()
-        assert process.exitcode == 0
+        assert process.wait() == 0
     bodies = [body_of(log, "default", n) for n in range(1, 151)]
     assert log.find("default", 151) is None
     assert sorted(bodies) == sorted(f"p{i}-{k}\n".encode() for i in range(3) for k in range(50))

@@ -97,6 +97,10 @@ class Pipeline:
             if not (self.once and self._reached_goal()):
                 self._run_spark(lock)
             return self._progress()
+        except OSError as error:
+            if means_disk_full(error):
+                raise DiskFull(str(self.home.path)) from error
+            raise
         finally:
             lock.release()
 
@@ -111,7 +115,6 @@ class Pipeline:
             while not self._finished():
                 self._run_query(spark)
             self._raise_error()
-            self._stop.set()
             upkeep.stop()
             if self.once:
                 keep_up(self._job.journal, self.home, run=self.run_id)
@@ -122,6 +125,8 @@ class Pipeline:
         finally:
             self._stop.set()
             heart.join()
+            # A thread that is still inside a library when Python ends would bring the process down.
+            upkeep.stop()
             self._streaming = False
             if self._claim.is_ours():
                 self._write_heartbeat()
