@@ -25,7 +25,7 @@ from opentab.lab.measured_run import (
     committed,
     link_log,
 )
-from opentab.ledger import journal as journal_module
+from opentab.ledger import table
 
 SECOND = 1_000_000
 MIB = 2**20
@@ -115,7 +115,7 @@ def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.M
     assert (young.batches, old.batches) == (3, 40)
     assert len(young.commit_ms) == len(old.commit_ms) == 20
     assert 0 < young.live_files_max <= 2 * (20 + 3)
-    assert WINDOW_COMMITS % journal_module.CHECKPOINT_COMMITS == 0
+    assert WINDOW_COMMITS % table.CHECKPOINT_COMMITS == 0
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_pipeline_that_slept_is_fenced_however_long(
 ) -> None:
     commit(ledger, 3)
     sleeper = SyntheticLedger(ledger.home.path)
-    owner, name = (module, "stage") if asleep_before == "staging" else (Journal, "_write")
+    owner, name = module, "stage" if asleep_before == "staging" else "write_actions"
     real = getattr(owner, name)
 
     def slept(*args: Any, **kwargs: Any) -> Any:
@@ -90,14 +90,14 @@ def test_a_commit_that_went_into_cleared_log_is_fenced(
     """The one moment at which nothing stops the write: its number is free again, and nobody sees it."""
     commit(ledger, 3)
     sleeper = SyntheticLedger(ledger.home.path)
-    real = Journal._write
+    real = module.write_actions
 
-    def written_into_the_past(self: Journal, *args: Any) -> None:
-        monkeypatch.setattr(Journal, "_write", real)
+    def written_into_the_past(*args: Any) -> None:
+        monkeypatch.setattr(module, "write_actions", real)
         commit(ledger, 4 * CHECKPOINT)
-        (self.root / "_delta_log" / f"{4:020d}.json").write_text("{}\n")
+        (sleeper.journal.root / "_delta_log" / f"{4:020d}.json").write_text("{}\n")
 
-    monkeypatch.setattr(Journal, "_write", written_into_the_past)
+    monkeypatch.setattr(module, "write_actions", written_into_the_past)
     with pytest.raises(Fenced):
         sleeper.commit()
     assert opened(ledger).position == 3 + 4 * CHECKPOINT

@@ -142,6 +142,10 @@ SETTINGS = [
         "how long after its end a month is still revised; later events become adjustments",
     ),
     Setting(
+        "billing", "revision_step", '"1d"', _duration,
+        "closed months are revised whenever the watermark has moved on by this much",
+    ),
+    Setting(
         "billing", "future_skew", '"1d"', _duration,
         "an event further ahead of its arrival than this is rejected",
     ),
@@ -152,7 +156,7 @@ SETTINGS = [
     Setting("log", "uri", '"log"', _text, "a directory, relative to the home"),
     Setting(
         "pipeline", "batch_events_max", "2000000", _count,
-        "a batch takes at most so many events, so a backlog needs no more memory",
+        "a batch takes about so many events at most, and at least one segment: a backlog needs no more memory",
     ),
     Setting("pipeline", "batch_pause", '"0s"', _duration, "the least time from batch to batch"),
     Setting(
@@ -166,11 +170,15 @@ SETTINGS = [
     Setting("pipeline", "snapshot_batches", "500", _count, "write the balances every so many batches"),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),
     Setting("ledger", "uri", '"ledger"', _text, "a directory, relative to the home"),
+    Setting(
+        "invoices", "uri", '"invoices"', _text,
+        "a directory for the invoice files, relative to the home",
+    ),
     Setting("server", "host", '"127.0.0.1"', _text, "where opentab serve listens"),
     Setting("server", "port", "8080", _port, ""),
     Setting("server", "workers", "1", _count, "HTTP processes"),
 ]  # fmt: skip
-SECTIONS = ("billing", "log", "pipeline", "ledger", "server", "spark")
+SECTIONS = ("billing", "log", "pipeline", "ledger", "invoices", "server", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"
 
 
@@ -192,6 +200,10 @@ class Home:
     @property
     def ledger_path(self) -> Path:
         return self._local("ledger.uri")
+
+    @property
+    def invoices_path(self) -> Path:
+        return self._local("invoices.uri")
 
     @property
     def checkpoint_path(self) -> Path:
@@ -220,6 +232,7 @@ class Home:
             out_of_orderness_us=self["billing.out_of_orderness"] // MICROSECOND,
             allowed_lateness_us=self["billing.allowed_lateness"] // MICROSECOND,
             idle_after_us=self["pipeline.idle_after"] // MICROSECOND,
+            revision_step_us=self["billing.revision_step"] // MICROSECOND,
         )
 
     @property

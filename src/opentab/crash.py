@@ -11,7 +11,11 @@ import os
 import signal
 
 VARIABLE = "OPENTAB_CRASH_AT"
-MOMENTS = ("taken", "staged", "committed", "archived", "compacting", "compacted", "snapshot", "snapshotted")
+MOMENTS = (
+    *("taken", "staged", "committed", "archived"),
+    *("compacting", "compacted", "snapshot", "snapshotted"),
+    *("closing", "closing_staged", "issued", "exporting", "exported"),
+)
 
 _times_seen: dict[str, int] = {}
 

@@ -6,17 +6,8 @@ import os
 from pathlib import Path
 
 
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    _sync(path)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make the bytes of a file durable, or the names in a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

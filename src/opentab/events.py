@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from enum import StrEnum
 
 import msgspec
@@ -38,7 +37,4 @@ class Rules(msgspec.Struct, frozen=True):
     out_of_orderness_us: int
     allowed_lateness_us: int
     idle_after_us: int
-
-    @property
-    def future_skew(self) -> timedelta:
-        return timedelta(microseconds=self.future_skew_us)
+    revision_step_us: int = 86_400_000_000

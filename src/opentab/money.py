@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
 MICROS_PER_UNIT = 1_000_000
 AMOUNT_DIGITS_MAX = 9  # an amount stays below 1,000,000,000 either way
 AMOUNT_MICROS_MAX = 10**AMOUNT_DIGITS_MAX * MICROS_PER_UNIT - 1
@@ -11,6 +16,8 @@ MINOR_DIGITS = {
     **dict.fromkeys("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF".split(), 0),
     **dict.fromkeys("BHD IQD JOD KWD LYD OMR TND".split(), 3),
 }
+
+Micros = TypeVar("Micros", int, npt.NDArray[np.int64])
 
 
 def format_micros(micros: int) -> str:
@@ -24,13 +31,13 @@ def minor_digits(currency: str) -> int:
     return MINOR_DIGITS.get(currency, 2)
 
 
-def round_to_minor(micros: int, currency: str) -> int:
-    """Round micros to the minor unit, half even. An invoice's total passes here once."""
+def round_to_minor(micros: Micros, currency: str) -> Micros:
+    """Round micros to the minor unit, half even: one amount or an array of them. An invoice's total
+    passes here once."""
     step = int(10 ** (6 - minor_digits(currency)))
     below, rest = divmod(micros, step)
-    if rest * 2 > step or (rest * 2 == step and below % 2 == 1):
-        return below + 1
-    return below
+    up = (rest * 2 > step) | ((rest * 2 == step) & (below % 2 == 1))
+    return below + up  # type: ignore[no-any-return]
 
 
 def format_minor(minor: int, currency: str) -> str:

@@ -66,6 +66,23 @@ BALANCE = pa.schema(
     ]
 )
 
+# One line of one invoice; what belongs to the invoice as a whole stands on each of its lines.
+INVOICE = pa.schema(
+    [
+        pa.field("customer", pa.string(), nullable=False),
+        pa.field("revision", pa.int64(), nullable=False),
+        pa.field("kind", pa.string()),  # usage or adjustment
+        pa.field("line_period", pa.string()),  # the period of the events: an adjustment's is not the invoice's
+        pa.field("type", pa.string()),
+        pa.field("amount_micros", SUM),
+        pa.field("event_count", pa.int64()),
+        pa.field("total_minor", SUM),
+        pa.field("previous_total_minor", SUM),  # null in revision 1
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("issued_at", INSTANT),
+    ]
+)
+
 KINDS = {"entry": ENTRY, "rejection": REJECTION, "batch": BATCH}
 
 
@@ -98,6 +115,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     rules: Rules
     steps_ms: dict[str, float] = {}
     clock_us: int | None = None  # the time of day that moved the watermark of a silent log; else None
+    revise: bool = False  # the end of a `run --once`: what is late by now is revised here
 
     @property
     def amount_micros(self) -> int:

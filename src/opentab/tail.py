@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from opentab.config import Home
 from opentab.log.directory import DirectoryLog
-from opentab.log.segment import read_segment
 from opentab.money import format_micros
 from opentab.periods import format_us
 from opentab.pipeline.exact import Refusal, is_blank, judge
@@ -67,10 +66,7 @@ def _last_lines(log: DirectoryLog, newest: dict[str, int], count: int) -> Iterat
 
 
 def _lines(log: DirectoryLog, name: str, number: int) -> Iterator[Line]:
-    try:
-        segment = read_segment(log.path_of(name, number))
-    except FileNotFoundError:  # it was archived in between
-        segment = read_segment(log.path_of(name, number))
+    segment = log.read(name, number)
     at = segment.body_at
     for raw in bytes(segment.body).split(b"\n")[:-1]:
         if not is_blank(raw):

@@ -23,7 +23,7 @@ from typing import Any
 
 import polars as pl
 
-from opentab.disk import sync_directory
+from opentab.disk import sync
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.events import Reason
 from opentab.lab.telecom import BAD_REASONS, MonthTally, Telecom, bills_micros, customer_names
@@ -153,7 +153,7 @@ def _replace(file: Path, write: Callable[[Path], Any]) -> None:
         aside.rename(file)
     finally:
         aside.unlink(missing_ok=True)
-    sync_directory(file.parent)
+    sync(file.parent)
 
 
 def _json(value: object) -> str:

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from opentab import config
 from opentab.ledger.files import new_run, stage
-from opentab.ledger.journal import CHECKPOINT_COMMITS, Journal
+from opentab.ledger.journal import Journal
+from opentab.ledger.table import CHECKPOINT_COMMITS
 from opentab.periods import to_us
+from opentab.pipeline.closer import Closer
 from opentab.pipeline.upkeep import keep_up
 from opentab.records import ENTRY, BatchRecord, PartitionState
 
@@ -45,6 +47,7 @@ class SyntheticLedger:
         path.mkdir(parents=True, exist_ok=True)
         self.home = config.load(path)
         self.run = new_run()
+        self._closer = Closer(self.home, run=self.run)
         self.journal = Journal.create(self.home.ledger_path, self.home.identity)
 
     def commit(self) -> float:
@@ -73,7 +76,7 @@ class SyntheticLedger:
         self.journal.commit(record, [file])
         took_ms = (time.perf_counter() - began) * 1000
         if batch % UPKEEP_BATCHES == 0:
-            keep_up(self._opened(), self.home, run=self.run)
+            keep_up(self._opened(), self.home, self._closer, run=self.run)
         return took_ms
 
     def grow(self, batches: int, say: Callable[[str], None]) -> None:

@@ -12,21 +12,22 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab import crash
 from opentab.errors import LedgerError
 from opentab.ledger.billed import connect, register, status_of
 from opentab.ledger.files import stage
-from opentab.ledger.journal import (
+from opentab.ledger.journal import Journal
+from opentab.ledger.table import (
     RETENTION_HOURS,
     TABLE_CONFIGURATION,
     VERSION_KEY,
-    Journal,
     add_action,
     check_version,
     trouble,
+    write_actions,
 )
 from opentab.periods import Calendar
 from opentab.records import BALANCE, SCHEMA_VERSION
@@ -124,14 +125,7 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
         files = [stage(root, "balance", chunk, run=record.run, batches=(upto, upto)) for chunk in chunks]
         if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
             return None
-        table.create_write_transaction(
-            [add_action(file, new=True) for file in files],
-            "overwrite",
-            table.schema(),
-            ["kind"],
-            commit_properties=CommitProperties(app_transactions=[Transaction(APP, upto)]),
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
-        )
+        write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
         crash.moment("snapshotted")
         DeltaTable(str(root)).vacuum(
             retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True

@@ -13,27 +13,31 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opentab.disk import sync_directory
+from opentab.disk import sync
 
 ROW_GROUP_ROWS = 131_072
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
-DELTA_COLUMNS = ("batch", "amount_micros", "event_count", "first_at", "last_at")
+DELTA_COLUMNS = {"batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at"}
+STATISTICS = ("batch", "day", "customer", "period", "position")
 
 
 class StagedFile(msgspec.Struct, frozen=True):
     """A file on the disk that a commit may take up."""
 
-    kind: str
+    kind: str  # the value of the table's partition column
     path: str  # below the table's root
     rows: int
     bytes: int
     batch_min: int
     batch_max: int
+    column: str = "kind"
 
 
-def stage(root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int]) -> StagedFile:
+def stage(
+    root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind"
+) -> StagedFile:
     """Write a table aside for a later commit; on return it is on the disk."""
-    directory = root / f"kind={kind}"
+    directory = root / f"{column}={kind}"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{batches[1]:09d}-{run}-{secrets.token_hex(4)}.parquet"
     try:
@@ -42,9 +46,13 @@ def stage(root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[in
                 table,
                 file,
                 compression="lz4",
-                use_dictionary=["type", "day", "reason", "period"],
-                column_encoding={name: "DELTA_BINARY_PACKED" for name in table.column_names if name in DELTA_COLUMNS},
-                write_statistics=["batch", "day", "customer", "period"],
+                use_dictionary=["type", "day", "reason", "period", "kind", "line_period"],
+                column_encoding={
+                    field.name: "DELTA_BINARY_PACKED"
+                    for field in table.schema
+                    if field.name in DELTA_COLUMNS and not pa.types.is_decimal(field.type)
+                },
+                write_statistics=[name for name in STATISTICS if name in table.column_names],
                 row_group_size=ROW_GROUP_ROWS,
             )
             file.flush()
@@ -53,14 +61,15 @@ def stage(root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[in
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    sync_directory(directory)
+    sync(directory)
     return StagedFile(
         kind=kind,
-        path=f"kind={kind}/{path.name}",
+        path=f"{column}={kind}/{path.name}",
         rows=table.num_rows,
         bytes=size,
         batch_min=batches[0],
         batch_max=batches[1],
+        column=column,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,40 +17,29 @@ import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from opentab import crash
-from opentab.disk import sync_directory, sync_file
-from opentab.errors import (
-    DiskFull,
-    Fenced,
-    HomeMismatch,
-    JournalGap,
-    LedgerError,
-    SchemaMismatch,
-    means_disk_full,
-)
+from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.ledger.files import StagedFile, stage
+from opentab.ledger.table import (
+    RETENTION_HOURS,
+    TABLE_CONFIGURATION,
+    VERSION_KEY,
+    add_action,
+    check_version,
+    make_durable,
+    remove_action,
+    trouble,
+    write_actions,
+)
 from opentab.records import BATCH, KINDS, SCHEMA_VERSION, BatchRecord
 
 JOURNAL_APP = "opentab-journal"
 COMPACTION_APP = "opentab-compaction"
-VERSION_KEY = "opentab.schemaVersion"
 IDENTITY_KEYS = {"currency": "opentab.currency", "zone": "opentab.zone", "period": "opentab.period"}
-# Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
-RETENTION_HOURS = 1
-CHECKPOINT_COMMITS = 100
-# Every look at the table lists its log, so a commit costs what lies there: 4,000 commit files make it three
-# times as slow. Behind a checkpoint they are of use only to who is opening the table at that moment.
-LOG_RETENTION_SECONDS = 10
-TABLE_CONFIGURATION = {
-    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
-    "delta.logRetentionDuration": f"interval {LOG_RETENTION_SECONDS} seconds",
-    "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
-}
-
 # Well below the time that the log keeps a commit behind a checkpoint.
 SLEEP_SECONDS = 3.0
 
@@ -188,10 +176,11 @@ class Journal:
             if self.position != record.batch - 1:
                 raise fenced(self.position)
             batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
-            self._write([add_action(file, new=True) for file in (*files, batch_file)], JOURNAL_APP, record.batch)
+            actions = [add_action(file, new=True) for file in (*files, batch_file)]
+            write_actions(self._table, actions, (JOURNAL_APP, record.batch))
             self._table.update_incremental()
             self._see()
-            self._make_durable(version)
+            make_durable(self._table, version)
             # A writer that slept while its successor's commits were cleared away writes where nobody
             # looks. Whoever was quick cannot have slept; whoever was slow looks who made the batch.
             slow = time.monotonic() - started > SLEEP_SECONDS
@@ -227,7 +216,7 @@ class Journal:
         if not actions:
             return 0
         try:
-            journal._write(actions, COMPACTION_APP, done + 1)
+            write_actions(table, actions, (COMPACTION_APP, done + 1))
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 return 0  # someone else was faster; our files stay unnamed and are swept
@@ -273,26 +262,8 @@ class Journal:
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
         return add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)
 
-    def _write(self, actions: list[AddAction | RemoveAction], app: str, version: int) -> None:
-        self._table.create_write_transaction(
-            actions,
-            "append",
-            self._table.schema(),
-            ["kind"],
-            commit_properties=CommitProperties(app_transactions=[Transaction(app, version)]),
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
-        )
-
     def _run_of(self, batch: int) -> str:
         return self.batches(after=batch - 1, upto=batch)[0].run
-
-    def _make_durable(self, version_before: int) -> None:
-        """A commit must outlive a power cut before the log moves on."""
-        log = self.root / "_delta_log"
-        for version in range(version_before + 1, self._table.version() + 1):
-            with suppress(FileNotFoundError):
-                sync_file(log / f"{version:020d}.json")
-        sync_directory(log)
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         if self._files is None:
@@ -315,50 +286,6 @@ class Journal:
         batch = ds.field("batch")
         dataset = ds.dataset(files, schema=schema, format="parquet", partitioning=None)
         return dataset.filter((batch > after) & (batch <= last))
-
-
-def check_version(root: Path, configuration: Mapping[str, str | None]) -> None:
-    """Stop before touching a table that another version of opentab wrote."""
-    found = configuration.get(VERSION_KEY)
-    if found == str(SCHEMA_VERSION):
-        return
-    if found is None or not found.isdigit():
-        raise SchemaMismatch(f"{root} is not a table of opentab", hint="give the ledger another place")
-    age = "newer" if int(found) > SCHEMA_VERSION else "older"
-    raise SchemaMismatch(
-        f"the ledger {root.parent} has schema version {found}, written by {'a ' + age} opentab; "
-        f"this one reads version {SCHEMA_VERSION}",
-        hint="use that version of opentab",
-    )
-
-
-def add_action(file: StagedFile, *, new: bool) -> AddAction:
-    """Take up a staged file; `new` says whether its rows are new to readers."""
-    statistics = {
-        "numRecords": file.rows,
-        "minValues": {"batch": file.batch_min},
-        "maxValues": {"batch": file.batch_max},
-        "nullCount": {"batch": 0},
-    }
-    return AddAction(
-        path=file.path,
-        size=file.bytes,
-        partition_values={"kind": file.kind},
-        modification_time=_now_ms(),
-        data_change=new,
-        stats=msgspec.json.encode(statistics).decode(),
-    )
-
-
-def remove_action(file: dict[str, Any]) -> RemoveAction:
-    """Let go of a live file whose rows stand elsewhere now."""
-    return RemoveAction(
-        path=file["path"],
-        data_change=False,
-        deletion_timestamp=_now_ms(),
-        size=file["size_bytes"],
-        partition_values={"kind": file["partition.kind"]},
-    )
 
 
 def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, Any]]]:
@@ -397,14 +324,3 @@ def fenced(position: int) -> Fenced:
         f"another pipeline has taken over this home: batch {position} is its own",
         hint="this pipeline stops; nothing was counted twice",
     )
-
-
-def trouble(root: Path, error: Exception) -> LedgerError | DiskFull:
-    """What an error of the tables means for a user."""
-    if means_disk_full(error):
-        return DiskFull(str(root))
-    return LedgerError(f"the ledger {root} cannot be written: {error}", retry_helps=True)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

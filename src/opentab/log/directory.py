@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from opentab.disk import sync_directory
+from opentab.disk import sync
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
-from opentab.log.segment import SegmentHeader, encode_header, read_header
+from opentab.log.segment import Segment, SegmentHeader, encode_header, read_header, read_segment
 from opentab.periods import to_us
 
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
@@ -114,6 +114,13 @@ class DirectoryLog:
                 hint="restore the log directory from a backup",
             )
         return path
+
+    def read(self, partition: str, number: int) -> Segment:
+        """The segment, wherever it lies; it may be archived while we look."""
+        try:
+            return read_segment(self.path_of(partition, number))
+        except FileNotFoundError:
+            return read_segment(self.path_of(partition, number))
 
     def header(self, partition: str, number: int) -> SegmentHeader:
         return read_header(self.path_of(partition, number))
@@ -225,7 +232,7 @@ class Producer:
             os.utime(file.fileno(), ns=(arrived_us * 1000, arrived_us * 1000))
             os.fsync(file.fileno())
         aside.rename(self.log.incoming_path(self.partition, number))
-        sync_directory(self.log.incoming)
+        sync(self.log.incoming)
         self._last, self._last_arrived_us = number, arrived_us
         return number
 

@@ -41,12 +41,14 @@ class Job:
         *,
         run: str,
         is_ours: Callable[[], bool] = lambda: True,
+        ends_once: Callable[[dict[str, int]], bool] = lambda positions: False,
     ) -> None:
         self.home = home
         self.journal = journal
         self.log = log
         self.run = run
         self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
+        self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
         self.rules = home.rules
         self.last: BatchRecord | None = journal.last()
 
@@ -91,26 +93,40 @@ class Job:
         """Let the time of day move the watermark of a silent log: a batch of its own, without events."""
         if self.last is None or self.last.watermark_us is None or self.log.unread(self.positions):
             return None
-        partitions = partitions_after(self.last.partitions, {}, rules=self.rules, has_unread=self.log.has_unread)
-        watermark_us = watermark_after(self.last, partitions, self.rules, clock_us=now_us)
+        return self._commit_empty(self.last, now_us, clock_us=now_us)
+
+    def round_off(self, now_us: int) -> BatchRecord | None:
+        """Let what is late be revised now: a batch of its own, without events."""
+        if self.last is None:
+            return None
+        return self._commit_empty(self.last, now_us, revise=True)
+
+    def _commit_empty(
+        self, last: BatchRecord, now_us: int, *, clock_us: int | None = None, revise: bool = False
+    ) -> BatchRecord:
+        partitions = partitions_after(last.partitions, {}, rules=self.rules, has_unread=self.log.has_unread)
+        watermark_us = watermark_after(last, partitions, self.rules, clock_us=clock_us)
         record = BatchRecord(
-            batch=self.last.batch + 1,
+            batch=last.batch + 1,
             run=self.run,
             started_us=now_us,
             committed_us=now_us,
             partitions=partitions,
             taken={},
             watermark_us=watermark_us,
-            final_us=final_after(self.last, watermark_us, self.rules),
-            newest_us=self.last.newest_us,
+            final_us=final_after(last, watermark_us, self.rules),
+            newest_us=last.newest_us,
             event_count=0,
             sum_micros="0",
             entry_rows=0,
             rejections={},
             input_bytes=0,
             rules=self.rules,
-            clock_us=now_us,
+            clock_us=clock_us,
+            revise=revise,
         )
+        if not self.is_ours():
+            raise fenced(record.batch)
         self.journal.commit(record, [])
         self.last = record
         return record
@@ -171,6 +187,7 @@ class Job:
             rejections=dict(sorted(rejections.items())),
             input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
             rules=self.rules,
+            revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
         )
 
     def _taken(self, reports: Sequence[Report]) -> dict[str, PartitionState]:

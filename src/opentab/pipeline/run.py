@@ -18,13 +18,15 @@ from py4j.protocol import Py4JError
 from opentab.config import Home
 from opentab.errors import DiskFull, Fenced, LogError, OpentabError, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.ledger.closing import Issued
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
+from opentab.pipeline.closer import Closer
 from opentab.pipeline.job import Job, OutOfTurn
 from opentab.pipeline.lock import Claim, HomeLock
-from opentab.pipeline.session import open_session
+from opentab.pipeline.session import open_session, warm_workers
 from opentab.pipeline.source import segment_stream
 from opentab.pipeline.upkeep import Upkeep, keep_up
 from opentab.records import BatchRecord
@@ -50,6 +52,7 @@ class Progress:
     rejections: int
     unread_segments: int
     seconds: float  # the last batch took
+    invoices: int  # issued by this run, revisions among them
 
 
 class Pipeline:
@@ -76,9 +79,12 @@ class Pipeline:
         self._ending = False
         self._out_of_turn = 0  # in a row
         self._quiet_since = time.monotonic()
+        self._stop_asked = False
+        self._invoices = 0
 
     def stop(self) -> None:
         """Ask the pipeline to end after the batch that is under way."""
+        self._stop_asked = True
         self._stop.set()
 
     def run(self) -> Progress:
@@ -89,12 +95,17 @@ class Pipeline:
             log.create()
             journal = Journal.create(self.home.ledger_path, self.home.identity)
             self._claim = Claim(self.home.ledger_path, self.run_id)
-            self._job = Job(self.home, journal, log, run=self.run_id, is_ours=self._claim.is_ours)
+            self._job = Job(
+                self.home, journal, log, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
+            )
+            self._closer = Closer(self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell)
             log.restore(self._job.positions)
             log.archive_upto(self._job.positions)
             log.sweep_aside()
             self._goal = {name: numbers[-1] for name, numbers in log.unread(self._job.positions).items()}
-            if not (self.once and self._reached_goal()):
+            if self.once and self._reached_goal():
+                self._finish()
+            else:
                 self._run_spark(lock)
             return self._progress()
         except OSError as error:
@@ -105,19 +116,22 @@ class Pipeline:
             lock.release()
 
     def _run_spark(self, lock: HomeLock) -> None:
-        upkeep = self._upkeep = Upkeep(self.home, run=self.run_id)
+        upkeep = self._upkeep = Upkeep(self.home, self._closer, run=self.run_id)
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()
         heart.start()
         try:
             spark = self._spark or open_session(self.home)
+            warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
+            warming.start()
             upkeep.start()
             while not self._finished():
                 self._run_query(spark)
             self._raise_error()
             upkeep.stop()
-            if self.once:
-                keep_up(self._job.journal, self.home, run=self.run_id)
+            if self.once and not self._stop_asked:
+                self._finish()
+            warming.join()
             if self._spark is None:
                 spark.stop()
         except (Py4JError, ConnectionError) as error:
@@ -131,6 +145,18 @@ class Pipeline:
             if self._claim.is_ours():
                 self._write_heartbeat()
             shutil.rmtree(self.home.checkpoint_path / self.run_id, ignore_errors=True)
+
+    def _finish(self) -> None:
+        """Let nothing that is due be left when `--once` returns: revisions, closings, invoice files.
+
+        The last batch of the stream asks for the revisions itself. Where there was none, and an earlier
+        run left late events behind, a batch of its own does.
+        """
+        self._job.reload()
+        journal = self._job.journal
+        if self._batches == 0 and self._closer.anything_late(journal):
+            self._job.round_off(to_us(datetime.now(UTC)))
+        keep_up(journal, self.home, self._closer, run=self.run_id)
 
     def _run_query(self, spark: SparkSession) -> None:
         """One streaming query, on a checkpoint of its own: the journal says where it starts."""
@@ -237,8 +263,14 @@ class Pipeline:
     def _finished(self) -> bool:
         return self._stop.is_set() or (self.once and self._reached_goal())
 
+    def _ends_once(self, positions: dict[str, int]) -> bool:
+        """Whether a batch that leads to these positions is the last one of `--once`."""
+        return self.once and self._reaches_goal(positions)
+
     def _reached_goal(self) -> bool:
-        positions = self._job.positions
+        return self._reaches_goal(self._job.positions)
+
+    def _reaches_goal(self, positions: dict[str, int]) -> bool:
         return all(positions.get(name, 0) >= number for name, number in self._goal.items())
 
     def _progress(self) -> Progress:
@@ -249,7 +281,12 @@ class Pipeline:
             rejections=self._rejections,
             unread_segments=self._unread(),
             seconds=self._batch_seconds,
+            invoices=self._invoices,
         )
+
+    def _tell(self, issued: Issued) -> None:
+        self._invoices += issued.invoice_count
+        self.watch(self._progress())
 
     def _unread(self) -> int:
         return sum(len(numbers) for numbers in self._job.log.unread(self._job.positions).values())

@@ -6,13 +6,14 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opentab.config import Home
 from opentab.errors import MachineError
 from opentab.java import find_java
+from opentab.pipeline.class_archive import jvm_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +44,7 @@ SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "4",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "opentab.pipeline.daemon",
 }
 
 
@@ -65,7 +67,7 @@ def open_session(home: Home) -> SparkSession:
     _send_logs_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
-        f"{JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
+        f"{JVM_OPTIONS} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
     )
     with quiet(home.logs_path / "spark.out"):
         from pyspark.errors import PySparkException
@@ -82,6 +84,15 @@ def open_session(home: Home) -> SparkSession:
                 f"Spark did not start: {str(error).splitlines()[0]}",
                 hint=f"see {home.logs_path / 'spark.out'}",
             ) from error
+
+
+def warm_workers(spark: SparkSession) -> None:
+    """Start Spark's Python workers and let them load what a batch needs, while the stream starts."""
+    from opentab.pipeline.task import REPORT_SCHEMA, warm_up
+
+    cores = spark.sparkContext.defaultParallelism
+    with suppress(Exception):  # if Spark is in trouble, the stream says so
+        spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
 
 
 @contextmanager

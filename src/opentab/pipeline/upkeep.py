@@ -1,4 +1,4 @@
-"""What keeps the ledger small and quick, off the stream's path: compaction, snapshots, sweeping."""
+"""What happens behind the stream, off its path: closings, then compaction, snapshots, sweeping."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger import balances
 from opentab.ledger.journal import Journal
+from opentab.pipeline.closer import Closer
 
 SWEEP_SECONDS = 600
 PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
@@ -17,8 +18,9 @@ PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 class Upkeep:
     """A thread that works whenever enough batches have come in, and never holds one up."""
 
-    def __init__(self, home: Home, *, run: str) -> None:
+    def __init__(self, home: Home, closer: Closer, *, run: str) -> None:
         self._home = home
+        self._closer = closer
         self._run = run
         self._wake = threading.Event()
         self._pause = threading.Event()
@@ -68,15 +70,22 @@ class Upkeep:
         journal = Journal.open(self._home.ledger_path, self._home.identity)
         if journal is None:
             return
-        keep_up(journal, self._home, run=self._run)
+        keep_up(journal, self._home, self._closer, run=self._run)
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()
             self._swept = time.monotonic()
 
 
-def keep_up(journal: Journal, home: Home, *, run: str) -> None:
-    """Compact if there are many files, and write the balances if the last ones are old."""
+def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str) -> None:
+    """Issue what is due, compact if there are many files, and write the balances if the last ones are old.
+
+    The order matters: a closing stands on balances that are older than its position.
+    """
+    issued = closer.close_due(journal)
     journal.compact(run=run, files_max=home["pipeline.compact_files"])
     snapshot = balances.latest(home.ledger_path)
-    if not snapshot.belongs_to(journal) or journal.position - snapshot.batch >= home["pipeline.snapshot_batches"]:
+    age = journal.position - snapshot.batch
+    closed = any(result.due.closed for result in issued)
+    if closed or not snapshot.belongs_to(journal) or age >= home["pipeline.snapshot_batches"]:
+        closer.mark()
         balances.write_snapshot(journal, home.calendar)

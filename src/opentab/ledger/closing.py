@@ -1,0 +1,221 @@
+"""Closing at a position: what is due there is computed from the batches up to it, and issued as one commit.
+
+The balances are the ground that a closing stands on: it adds the entries since. Who is revised is known
+from the late entries alone, so a revision does not look at everyone again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from opentab import crash
+from opentab.ledger import balances
+from opentab.ledger.billed import OWN_PERIOD, connect, register
+from opentab.ledger.files import StagedFile, stage
+from opentab.ledger.invoices import Invoices
+from opentab.ledger.issue import issue_over
+from opentab.ledger.journal import Journal
+from opentab.ledger.rounds import Round
+from opentab.periods import Calendar, Period, to_us
+from opentab.records import INVOICE
+
+MEMORY_LIMIT = "1GB"  # of a closing; the rest goes to the disk
+
+LINES = """
+    select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as line_period, type,
+        sum(micros)::decimal(38, 0) as amount_micros, sum(event_count)::bigint as event_count
+    from (
+        select period, customer, year(day) * 12 + month(day) - 1 as own_month, type, sum_micros as micros, event_count
+        from snapshot
+        union all
+        select period, customer, year(day) * 12 + month(day) - 1, type, amount_micros::decimal(38, 0), event_count
+        from billed
+    ) used
+    where {wanted}
+    group by period, customer, own_month, type
+"""
+CONCERNED = """
+    insert into concerned
+    select distinct ?, customer from late where {own_period} = ?
+"""
+IS_CONCERNED = "exists (from concerned c where c.period = used.period and c.customer = used.customer)"
+ISSUED = """
+    select period, customer, line_period, type, amount_micros, revision, total_minor
+    from invoices i
+    semi join concerned c on c.period = i.period and c.customer = i.customer
+    qualify revision = max(revision) over (partition by period, customer)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The periods that are closed and those that are revised at a position."""
+
+    closed: tuple[Period, ...]
+    revised: tuple[Period, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.closed or self.revised)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What one commit of the invoices brought."""
+
+    position: int
+    due: Due
+    invoice_count: int
+    line_count: int
+
+
+class Closing:
+    """The invoices of one position, from the journal and the invoices before it. Close it after use."""
+
+    def __init__(
+        self, journal: Journal, invoices: Invoices | None, calendar: Calendar, *, upto: int, threads: int | None = None
+    ) -> None:
+        self._journal = journal
+        self._invoices = invoices
+        self._calendar = calendar
+        self.upto = upto
+        self.snapshot = ground(journal, upto)
+        self._scratch = tempfile.TemporaryDirectory(prefix="opentab-closing-")
+        self.connection = connect(threads=threads)
+        self.connection.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
+        self.connection.execute("set temp_directory = ?", [self._scratch.name])
+        register(self.connection, journal, calendar, after=self.snapshot.batch, upto=upto)
+        self.connection.register("snapshot", self.snapshot.rows)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._scratch.cleanup()
+
+    def periods(self) -> list[Period]:
+        """The periods that anything is billed in, less those that were final at the snapshot."""
+        found = self.connection.execute(
+            "select distinct period from (select period from snapshot union all select period from billed) order by 1"
+        ).fetchall()
+        return [period for (period,) in found]
+
+    def due(self, round_: Round) -> Due:
+        """Which of the periods have invoices due at a round."""
+        ends = {period: self._calendar.end_us(period) for period in self.periods()}
+        return Due(
+            closed=tuple(period for period, end_us in ends.items() if round_.closes(end_us)),
+            revised=tuple(period for period, end_us in ends.items() if round_.revises(end_us)),
+        )
+
+    def prepare(self, due: Due) -> bool:
+        """Make the views `lines` and `issued` for what is due; False if nobody can have anything due."""
+        self.connection.execute("create or replace temp table concerned (period varchar, customer varchar)")
+        for period in due.revised:
+            issued_at = self._invoices.latest_position(period) if self._invoices else 0
+            self.connection.register("late", self._journal.entries(after=issued_at, upto=self.upto))
+            self.connection.execute(CONCERNED.format(own_period=OWN_PERIOD), [period, period])
+            self.connection.unregister("late")
+        anyone = self.connection.execute("select count(*) from concerned").fetchone()
+        if not due.closed and anyone == (0,):
+            return False
+        closed = ", ".join(f"'{period}'" for period in due.closed) or "null"
+        wanted = f"period in ({closed}) or {IS_CONCERNED}" if due.revised else f"period in ({closed})"
+        self.connection.execute(f"create or replace temp view lines as {LINES.format(wanted=wanted)}")
+        before = self._invoices.rows() if self._invoices and due.revised else INVOICE_NONE
+        self.connection.register("invoices", before)
+        self.connection.execute(f"create or replace temp view issued as {ISSUED}")
+        return True
+
+
+INVOICE_NONE = pa.schema([pa.field("period", pa.string()), *INVOICE]).empty_table()
+
+
+def ground(journal: Journal, upto: int) -> balances.Snapshot:
+    """The balances that a closing at `upto` may stand on.
+
+    Those drawn at `upto` itself already lack the periods that become final there.
+    """
+    snapshot = balances.latest(journal.root.parent)
+    return snapshot if snapshot.batch < upto and snapshot.belongs_to(journal) else balances.empty()
+
+
+@contextmanager
+def closing_at(
+    journal: Journal, invoices: Invoices | None, calendar: Calendar, *, upto: int, threads: int | None = None
+) -> Iterator[Closing]:
+    """A closing at a position, tidied up afterwards."""
+    closing = Closing(journal, invoices, calendar, upto=upto, threads=threads)
+    try:
+        yield closing
+    finally:
+        closing.close()
+
+
+def close_round(
+    round_: Round,
+    journal: Journal,
+    invoices: Invoices,
+    calendar: Calendar,
+    *,
+    currency: str,
+    run: str,
+    threads: int | None = None,
+    before_commit: Callable[[], None] = lambda: None,
+) -> Issued | None:
+    """Issue all invoices that are due at a round; None if there are none.
+
+    1. which periods are due, 2. who is concerned, 3. stage the invoices, 4. one commit
+    """
+    with closing_at(journal, invoices, calendar, upto=round_.position, threads=threads) as closing:
+        due = closing.due(round_)
+        if not due or not closing.prepare(due):
+            return None
+        crash.moment("closing")
+        issued_us = to_us(datetime.now(UTC))
+        chunks = issue_over(closing.connection, currency=currency, position=round_.position, issued_us=issued_us)
+        files, invoice_count = stage_invoices(invoices, chunks, run=run, position=round_.position)
+    if not files:
+        return None
+    crash.moment("closing_staged")
+    before_commit()
+    invoices.commit(round_.position, files)
+    crash.moment("issued")
+    return Issued(round_.position, due, invoice_count, sum(file.rows for file in files))
+
+
+def stage_invoices(
+    invoices: Invoices, chunks: Iterator[pa.Table], *, run: str, position: int
+) -> tuple[list[StagedFile], int]:
+    """Write invoices aside, a period a file; returns the files and how many invoices they hold."""
+    files: list[StagedFile] = []
+    invoice_count = 0
+    last: tuple[str, str] | None = None
+    for chunk in chunks:
+        for period in pc.unique(chunk["period"]).to_pylist():
+            lines = chunk.filter(pc.equal(chunk["period"], period)).drop_columns(["period"])
+            files.append(stage(invoices.root, period, lines, run=run, batches=(position, position), column="period"))
+            customers = pc.count_distinct(lines["customer"]).as_py()
+            # An invoice may go on in the next chunk.
+            invoice_count += customers - (last == (period, lines["customer"][0].as_py()))
+            last = (period, lines["customer"][-1].as_py())
+    return files, invoice_count
+
+
+def preview(
+    journal: Journal, invoices: Invoices | None, calendar: Calendar, period: Period, *, currency: str
+) -> pa.Table:
+    """What would be issued for a period if it were closed or revised right now."""
+    with closing_at(journal, invoices, calendar, upto=journal.position) as closing:
+        has_invoices = invoices is not None and invoices.latest_position(period) > 0
+        due = Due(closed=(), revised=(period,)) if has_invoices else Due(closed=(period,), revised=())
+        if not closing.prepare(due):
+            return INVOICE_NONE
+        chunks: Sequence[pa.Table] = list(
+            issue_over(closing.connection, currency=currency, position=journal.position, issued_us=0)
+        )
+        return pa.concat_tables(chunks) if chunks else INVOICE_NONE

@@ -1,0 +1,151 @@
+"""The invoices: one Delta table, one commit for all that was due at a position.
+
+A commit is fenced like a batch: it is made on the very handle that the invoices before it were read
+from, so two pipelines cannot issue the same round twice, however long one of them slept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from opentab.errors import Fenced, LedgerError
+from opentab.ledger.files import StagedFile
+from opentab.ledger.issue import INVOICE_OF_PERIOD
+from opentab.ledger.table import VERSION_KEY, add_action, check_version, make_durable, trouble, write_actions
+from opentab.periods import Period
+from opentab.records import SCHEMA_VERSION
+
+APP = "opentab-invoices"
+PARTITIONING = ds.partitioning(pa.schema([pa.field("period", pa.string())]), flavor="hive")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InvoiceFile:
+    """Some invoices of one period that were issued at one position."""
+
+    period: Period
+    position: int
+    path: Path
+    rows: int
+
+
+class Invoices:
+    """A snapshot of all invoices, and the fenced way to add to them."""
+
+    def __init__(self, root: Path, table: DeltaTable) -> None:
+        self.root = root
+        self._table = table
+        self._see()
+
+    @classmethod
+    def open(cls, ledger: Path) -> Invoices | None:
+        """The invoices of a ledger, or None where none was ever due."""
+        root = ledger / "invoices"
+        try:
+            table = DeltaTable(str(root))
+            check_version(root, table.metadata().configuration)
+            return cls(root, table)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise LedgerError(f"the invoices {root} cannot be read: {error}", retry_helps=True) from error
+
+    @classmethod
+    def create(cls, ledger: Path) -> Invoices:
+        """The invoices of a ledger, made empty where there are none."""
+        found = cls.open(ledger)
+        if found is not None:
+            return found
+        root = ledger / "invoices"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            table = DeltaTable.create(
+                str(root),
+                INVOICE_OF_PERIOD,
+                mode="ignore",
+                partition_by=["period"],
+                configuration={VERSION_KEY: str(SCHEMA_VERSION)},
+                raise_if_key_not_exists=False,
+            )
+        except (DeltaError, OSError) as error:
+            raise trouble(root, error) from error
+        return cls(root, table)
+
+    @property
+    def position(self) -> int:
+        """The last position at which all that was due has been issued; 0 before the first."""
+        return self._position
+
+    @property
+    def files(self) -> Sequence[InvoiceFile]:
+        """The files of the table in order of period and position."""
+        return self._files
+
+    def rows(self, *, period: Period | None = None, position: int | None = None) -> ds.Dataset:
+        """The invoices' lines, of all periods and positions or of one."""
+        paths = [
+            str(file.path)
+            for file in self._files
+            if (period is None or file.period == period) and (position is None or file.position == position)
+        ]
+        if not paths:
+            return ds.dataset(INVOICE_OF_PERIOD.empty_table())
+        return ds.dataset(
+            paths,
+            schema=INVOICE_OF_PERIOD,
+            format="parquet",
+            partitioning=PARTITIONING,
+            partition_base_dir=str(self.root),
+        )
+
+    def latest_position(self, period: Period) -> int:
+        """The last position at which an invoice of the period was issued; 0 where there is none."""
+        return max((file.position for file in self._files if file.period == period), default=0)
+
+    def commit(self, position: int, files: Sequence[StagedFile]) -> None:
+        """Issue all that was due at a position, as one; raise Fenced if someone else has issued since.
+
+        Without files it records that nothing had to be issued up to there.
+        """
+        version = self._table.version()
+        actions = [add_action(file, new=True, number="position") for file in files]
+        try:
+            write_actions(self._table, actions, (APP, position), partition_by="period", clear_log=False)
+            self._table.update_incremental()
+            self._see()
+            make_durable(self._table, version)
+        except CommitFailedError as error:
+            if "Concurrent transaction" in str(error):
+                raise fenced(position) from error
+            raise trouble(self.root, error) from error
+        except (DeltaError, OSError) as error:
+            raise trouble(self.root, error) from error
+        if self.position != position:
+            raise fenced(self.position)
+
+    def _see(self) -> None:
+        self._position = self._table.transaction_version(APP) or 0
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        self._files = (
+            []
+            if actions.num_rows == 0
+            else sorted(
+                InvoiceFile(row["partition.period"], row["max.position"], self.root / row["path"], row["num_records"])
+                for row in actions.select(["partition.period", "max.position", "path", "num_records"]).to_pylist()
+            )
+        )
+
+
+def fenced(position: int) -> Fenced:
+    """What a pipeline says when another has issued invoices in its place."""
+    return Fenced(
+        f"another pipeline has taken over this home: it issued the invoices of position {position}",
+        hint="this pipeline stops; nothing was issued twice",
+    )

@@ -1,0 +1,115 @@
+"""What all tables of the ledger have in common: versions, file actions, and what their errors mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.transaction import AddAction, RemoveAction
+
+from opentab.disk import sync
+from opentab.errors import DiskFull, LedgerError, SchemaMismatch, means_disk_full
+from opentab.ledger.files import StagedFile
+from opentab.records import SCHEMA_VERSION
+
+VERSION_KEY = "opentab.schemaVersion"
+# Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
+RETENTION_HOURS = 1
+CHECKPOINT_COMMITS = 100
+# Every look at the table lists its log, so a commit costs what lies there: 4,000 commit files make it three
+# times as slow. Behind a checkpoint they are of use only to who is opening the table at that moment.
+LOG_RETENTION_SECONDS = 10
+TABLE_CONFIGURATION = {
+    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+    "delta.logRetentionDuration": f"interval {LOG_RETENTION_SECONDS} seconds",
+    "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
+}
+
+
+def check_version(root: Path, configuration: Mapping[str, str | None]) -> None:
+    """Stop before touching a table that another version of opentab wrote."""
+    found = configuration.get(VERSION_KEY)
+    if found == str(SCHEMA_VERSION):
+        return
+    if found is None or not found.isdigit():
+        raise SchemaMismatch(f"{root} is not a table of opentab", hint="give the ledger another place")
+    age = "newer" if int(found) > SCHEMA_VERSION else "older"
+    raise SchemaMismatch(
+        f"the ledger {root.parent} has schema version {found}, written by {'a ' + age} opentab; "
+        f"this one reads version {SCHEMA_VERSION}",
+        hint="use that version of opentab",
+    )
+
+
+def write_actions(
+    table: DeltaTable,
+    actions: Sequence[AddAction | RemoveAction],
+    transaction: tuple[str, int],
+    *,
+    mode: str = "append",
+    partition_by: str = "kind",
+    clear_log: bool = True,
+) -> None:
+    """Commit file actions as one, with the number that fences them."""
+    table.create_write_transaction(
+        list(actions),
+        mode,
+        table.schema(),
+        [partition_by],
+        commit_properties=CommitProperties(app_transactions=[Transaction(*transaction)]),
+        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=clear_log),
+    )
+
+
+def make_durable(table: DeltaTable, version_before: int) -> None:
+    """Let the commits behind a version outlive a power cut."""
+    log = Path(table.table_uri.removeprefix("file://")) / "_delta_log"
+    for version in range(version_before + 1, table.version() + 1):
+        with suppress(FileNotFoundError):
+            sync(log / f"{version:020d}.json")
+    sync(log)
+
+
+def add_action(file: StagedFile, *, new: bool, number: str = "batch") -> AddAction:
+    """Take up a staged file; `new` says whether its rows are new to readers, `number` names their number."""
+    statistics = {
+        "numRecords": file.rows,
+        "minValues": {number: file.batch_min},
+        "maxValues": {number: file.batch_max},
+        "nullCount": {number: 0},
+    }
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={file.column: file.kind},
+        modification_time=_now_ms(),
+        data_change=new,
+        stats=msgspec.json.encode(statistics).decode(),
+    )
+
+
+def remove_action(file: dict[str, Any]) -> RemoveAction:
+    """Let go of a live file whose rows stand elsewhere now."""
+    return RemoveAction(
+        path=file["path"],
+        data_change=False,
+        deletion_timestamp=_now_ms(),
+        size=file["size_bytes"],
+        partition_values={"kind": file["partition.kind"]},
+    )
+
+
+def trouble(root: Path, error: Exception) -> LedgerError | DiskFull:
+    """What an error of the tables means for a user."""
+    if means_disk_full(error):
+        return DiskFull(str(root))
+    return LedgerError(f"the ledger {root} cannot be written: {error}", retry_helps=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
