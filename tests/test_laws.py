@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledgers import SegmentFrame, names_of, new_home, open_job
 from opentab import config, crash
 from opentab.audit import verify
 from opentab.config import Home
@@ -28,35 +28,13 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
 from opentab.periods import to_us
-from opentab.pipeline.job import Job, OutOfTurn
+from opentab.pipeline.job import OutOfTurn
 from opentab.records import BatchRecord
 from product import event
-
-SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
 class Crash(Exception):
     """The process died here."""
-
-
-class SegmentFrame:
-    """Stands in for Spark's frame: the same task function on the same names, in this process."""
-
-    def __init__(self, names: list[str], tasks: int) -> None:
-        self.shares = [names[i::tasks] for i in range(tasks)]
-
-    def mapInArrow(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str) -> Any:
-        shares = self.shares
-
-        class Collected:
-            def collect(self) -> list[tuple[bytes]]:
-                reports = []
-                for share in shares:
-                    batches = iter([pa.record_batch({"path": pa.array(share, pa.string())})])
-                    reports += [(b.column(0)[0].as_py(),) for b in function(batches)]
-                return reports
-
-        return Collected()
 
 
 @dataclass(frozen=True)
@@ -83,28 +61,6 @@ events = st.builds(
 segments = st.lists(
     st.lists(st.one_of(events, events, st.just("nonsense")), min_size=1, max_size=4), min_size=1, max_size=8
 )
-
-
-def new_home(path: Path) -> Home:
-    path.mkdir()
-    (path / "opentab.toml").write_text(SETTINGS)
-    return config.load(path)
-
-
-def open_job(home: Home, run: str) -> Job:
-    """What a start of the pipeline does before the stream."""
-    log = DirectoryLog(home.log_path)
-    log.create()
-    job = Job(home, Journal.create(home.ledger_path, home.identity), log, run=run)
-    log.restore(job.positions)
-    log.archive_upto(job.positions)
-    return job
-
-
-def names_of(log: DirectoryLog, unread: dict[str, list[int]], count: int) -> list[str]:
-    """The oldest segments first, as the stream gives them."""
-    waiting = [(log.header(p, n).arrived_us, p, n) for p, numbers in unread.items() for n in numbers]
-    return [log.incoming_path(p, n).name for _, p, n in sorted(waiting)[:count]]
 
 
 def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:

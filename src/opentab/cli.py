@@ -273,16 +273,19 @@ def describe(progress: Progress, rate: float) -> str:
     return (
         f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
         f"{progress.rejections:,} rejected  {behind}"
+        + (f"  {progress.invoices:,} invoices" if progress.invoices else "")
+        + (f"  WAITING: {progress.trouble.fact}" if progress.trouble else "")
     )
 
 
 def _run_summary(progress: Progress) -> str:
     position = progress.record.batch if progress.record else 0
+    invoices = f"; {progress.invoices:,} invoices issued" if progress.invoices else ""
     if progress.batches == 0:
-        return f"nothing new in the log; position {position:,}"
+        return f"nothing new in the log; position {position:,}{invoices}"
     return (
         f"{progress.events:,} events and {progress.rejections:,} rejections in {progress.batches:,} "
-        f"batches; position {position:,}"
+        f"batches; position {position:,}{invoices}"
     )
 
 
@@ -360,6 +363,55 @@ def _print_type_totals(home: Home, period: str | None, format_: str) -> None:
         terminal.print_csv(columns, rows)
     else:
         terminal.print_table(columns, rows, right=["total", "events"])
+
+
+@commands.command()
+@click.option("--period", metavar="2026-01", help="this period only")
+@click.option("--customer", metavar="NAME", help="this customer only")
+@click.option("--all-revisions", is_flag=True, help="every revision, not only the latest of each")
+@click.option("--preview", is_flag=True, help="what would be issued for the period right now, and what is still open")
+@click.option("--export", is_flag=True, help="write the invoice files that are missing, and print nothing else")
+@click.option(
+    "--format", "format_", type=click.Choice(["table", "csv", "json", "text"]), default="table", show_default=True
+)
+@at_home
+def invoices(
+    home: Home,
+    period: str | None,
+    customer: str | None,
+    all_revisions: bool,
+    preview: bool,
+    export: bool,
+    format_: str,
+) -> None:
+    """Invoices: the latest revision of each customer and period."""
+    from opentab.periods import parse_period
+    from opentab.views import invoices as views
+
+    open_journal(home)
+
+    if period is not None:
+        parse_period(period)
+    if export:
+        if preview or period or customer or all_revisions or format_ != "table":
+            raise InputError("--export goes alone: it writes all files that are missing")
+        views.export_files(home)
+    elif preview:
+        if period is None or all_revisions:
+            raise InputError("a preview is of one period", hint="opentab invoices --preview --period 2026-01")
+        views.print_preview(home, open_journal_now(home), period, customer, format_)
+    else:
+        views.print_invoices(home, period, customer, all_revisions=all_revisions, format_=format_)
+
+
+@commands.command()
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@at_home
+def periods(home: Home, format_: str) -> None:
+    """Every period: open, closed or final, what it comes to, and what is missing for the next step."""
+    from opentab.views.invoices import print_periods
+
+    print_periods(home, open_journal(home), format_)
 
 
 @commands.command()

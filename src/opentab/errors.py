@@ -11,6 +11,7 @@
     │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
     │   ├── JournalGap          batch numbers are not 1, 2, 3 …
     │   └── Fenced              another pipeline has committed in our place
+    ├── SinkError               the place that invoices go to is gone; it is tried again
     ├── HomeLocked              another pipeline works on this home
     └── DiskFull                no room to write
 
@@ -76,6 +77,10 @@ class JournalGap(LedgerError):
 
 class Fenced(LedgerError):
     exit_code = 4
+
+
+class SinkError(OpentabError):
+    pass
 
 
 class HomeLocked(OpentabError):

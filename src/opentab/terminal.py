@@ -26,6 +26,11 @@ def printable(value: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """A text of several lines that cannot disturb a terminal."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> None:
     """An aligned table; the columns named in `right` are numbers."""
     flush_right = {columns.index(name) for name in right}

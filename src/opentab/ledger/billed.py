@@ -7,7 +7,10 @@ in the period that contains W(N-1).
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -31,12 +34,15 @@ BILLED = f"""
 """
 
 
-def connect(*, threads: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB that lives in memory and speaks UTC."""
+def connect(*, threads: int | None = None, memory_limit: str | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB that lives in memory and speaks UTC; beyond the limit it goes to the system's scratch space."""
     connection = duckdb.connect()
     connection.execute("set timezone = 'UTC'")
+    connection.execute("set temp_directory = ?", [str(Path(tempfile.gettempdir()) / f"opentab-{secrets.token_hex(6)}")])
     if threads is not None:
         connection.execute(f"set threads = {threads}")
+    if memory_limit is not None:
+        connection.execute(f"set memory_limit = '{memory_limit}'")
     return connection
 
 

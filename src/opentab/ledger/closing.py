@@ -6,7 +6,6 @@ from the late entries alone, so a revision does not look at everyone again.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,16 +85,12 @@ class Closing:
         self._calendar = calendar
         self.upto = upto
         self.snapshot = ground(journal, upto)
-        self._scratch = tempfile.TemporaryDirectory(prefix="opentab-closing-")
-        self.connection = connect(threads=threads)
-        self.connection.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
-        self.connection.execute("set temp_directory = ?", [self._scratch.name])
+        self.connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
         register(self.connection, journal, calendar, after=self.snapshot.batch, upto=upto)
         self.connection.register("snapshot", self.snapshot.rows)
 
     def close(self) -> None:
         self.connection.close()
-        self._scratch.cleanup()
 
     def periods(self) -> list[Period]:
         """The periods that anything is billed in, less those that were final at the snapshot."""
@@ -216,6 +211,6 @@ def preview(
         if not closing.prepare(due):
             return INVOICE_NONE
         chunks: Sequence[pa.Table] = list(
-            issue_over(closing.connection, currency=currency, position=journal.position, issued_us=0)
+            issue_over(closing.connection, currency=currency, position=journal.position, issued_us=None)
         )
         return pa.concat_tables(chunks) if chunks else INVOICE_NONE

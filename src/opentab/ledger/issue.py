@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from opentab.ledger.billed import connect
 from opentab.money import round_to_minor
-from opentab.records import INVOICE, SUM
+from opentab.records import INSTANT, INVOICE, SUM
 
 # What the journal says now.
 LINES = pa.schema(
@@ -70,7 +70,7 @@ DUE = """
 """
 
 
-def issue(lines: pa.Table, issued: pa.Table, *, currency: str, position: int, issued_us: int) -> pa.Table:
+def issue(lines: pa.Table, issued: pa.Table, *, currency: str, position: int, issued_us: int | None) -> pa.Table:
     """The invoices that are due, a row for each line, in the order of period and customer."""
     with connect(threads=1) as connection:
         connection.register("lines", lines)
@@ -80,7 +80,7 @@ def issue(lines: pa.Table, issued: pa.Table, *, currency: str, position: int, is
 
 
 def issue_over(
-    connection: duckdb.DuckDBPyConnection, *, currency: str, position: int, issued_us: int
+    connection: duckdb.DuckDBPyConnection, *, currency: str, position: int, issued_us: int | None
 ) -> Iterator[pa.Table]:
     """The same over the views `lines` and `issued` of a connection, some rows at a time."""
     for batch in connection.sql(DUE).to_arrow_reader(CHUNK_ROWS):
@@ -89,7 +89,7 @@ def issue_over(
         rows = pa.Table.from_batches([batch])
         rows = rows.append_column("total_minor", rounded(rows["total_micros"], currency))
         rows = rows.append_column("position", pa.array(np.full(len(rows), position)))
-        rows = rows.append_column("issued_at", pa.array(np.full(len(rows), issued_us)).cast(pa.timestamp("us", "UTC")))
+        rows = rows.append_column("issued_at", pa.array([issued_us] * len(rows), INSTANT))
         yield rows.select(INVOICE_OF_PERIOD.names).cast(INVOICE_OF_PERIOD)
 
 

@@ -63,7 +63,7 @@ class Closer:
             if not late or not closing.prepare(Due((), late)):
                 return False
             currency = self._home["billing.currency"]
-            return any(True for _ in issue_over(closing.connection, currency=currency, position=0, issued_us=0))
+            return any(True for _ in issue_over(closing.connection, currency=currency, position=0, issued_us=None))
 
     def _close_due(self, journal: Journal) -> list[Issued]:
         invoices = Invoices.open(self._home.ledger_path)

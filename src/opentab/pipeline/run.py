@@ -24,6 +24,7 @@ from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.closer import Closer
+from opentab.pipeline.delivery import Delivery, deliver
 from opentab.pipeline.job import Job, OutOfTurn
 from opentab.pipeline.lock import Claim, HomeLock
 from opentab.pipeline.session import open_session, warm_workers
@@ -53,6 +54,7 @@ class Progress:
     unread_segments: int
     seconds: float  # the last batch took
     invoices: int  # issued by this run, revisions among them
+    trouble: OpentabError | None  # why invoices cannot be delivered right now
 
 
 class Pipeline:
@@ -81,6 +83,7 @@ class Pipeline:
         self._quiet_since = time.monotonic()
         self._stop_asked = False
         self._invoices = 0
+        self._delivery: Delivery | None = None
 
     def stop(self) -> None:
         """Ask the pipeline to end after the batch that is under way."""
@@ -117,6 +120,7 @@ class Pipeline:
 
     def _run_spark(self, lock: HomeLock) -> None:
         upkeep = self._upkeep = Upkeep(self.home, self._closer, run=self.run_id)
+        delivery = self._delivery = Delivery(self.home)
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()
         heart.start()
@@ -125,10 +129,12 @@ class Pipeline:
             warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
             warming.start()
             upkeep.start()
+            delivery.start()
             while not self._finished():
                 self._run_query(spark)
             self._raise_error()
             upkeep.stop()
+            delivery.stop()
             if self.once and not self._stop_asked:
                 self._finish()
             warming.join()
@@ -141,6 +147,7 @@ class Pipeline:
             heart.join()
             # A thread that is still inside a library when Python ends would bring the process down.
             upkeep.stop()
+            delivery.stop()
             self._streaming = False
             if self._claim.is_ours():
                 self._write_heartbeat()
@@ -157,6 +164,7 @@ class Pipeline:
         if self._batches == 0 and self._closer.anything_late(journal):
             self._job.round_off(to_us(datetime.now(UTC)))
         keep_up(journal, self.home, self._closer, run=self.run_id)
+        deliver(self.home)
 
     def _run_query(self, spark: SparkSession) -> None:
         """One streaming query, on a checkpoint of its own: the journal says where it starts."""
@@ -177,8 +185,9 @@ class Pipeline:
             while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
-                if self._upkeep.bug is not None:
-                    raise self._upkeep.bug
+                bug = self._upkeep.bug or (self._delivery.bug if self._delivery else None)
+                if bug is not None:
+                    raise bug
         finally:
             self._end(query)
         self._raise_failure(query)
@@ -282,10 +291,13 @@ class Pipeline:
             unread_segments=self._unread(),
             seconds=self._batch_seconds,
             invoices=self._invoices,
+            trouble=self._delivery.trouble if self._delivery else None,
         )
 
     def _tell(self, issued: Issued) -> None:
         self._invoices += issued.invoice_count
+        if self._delivery is not None:
+            self._delivery.issued()
         self.watch(self._progress())
 
     def _unread(self) -> int:

@@ -1,0 +1,125 @@
+"""Invoice files: for each period a folder, for each position at which it was closed or revised a set of files.
+
+    invoices/2026-01/invoices-000000042.csv       one row an invoice
+    invoices/2026-01/invoices-000000042.jsonl     the same with their lines, one object a row
+    invoices/2026-01/lines/lines-000000042.csv    one row a line
+
+A file has its name only once it is whole, and what it holds follows from the ledger alone. So a file that is
+there is right, a file that is gone can be written again, and nothing else has to be remembered.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import duckdb
+
+from opentab import crash
+from opentab.disk import sync
+from opentab.errors import SinkError
+from opentab.ledger.billed import connect
+from opentab.ledger.invoices import Invoices
+from opentab.ledger.statement import lines_sql, statements_sql
+from opentab.periods import Period
+
+INVOICE_CSV_COLUMNS = "period, customer, revision, total, currency, previous_total, delta, position, issued_at"
+MEMORY_LIMIT = "512MB"
+ASIDE_SECONDS_MAX = 600
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files of one period at one position."""
+
+    period: Period
+    position: int
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Below the folder of all invoice files: invoices as CSV, as JSON lines, and their lines as CSV."""
+        number = f"{self.position:09d}"
+        return (
+            f"{self.period}/invoices-{number}.csv",
+            f"{self.period}/invoices-{number}.jsonl",
+            f"{self.period}/lines/lines-{number}.csv",
+        )
+
+
+def file_sets(invoices: Invoices) -> list[FileSet]:
+    """All sets of files that there should be."""
+    return [FileSet(*key) for key, _ in groupby(invoices.files, key=lambda file: (file.period, file.position))]
+
+
+def missing(root: Path, invoices: Invoices) -> list[FileSet]:
+    """The sets that are not whole. The files themselves are the only memory."""
+    return [files for files in file_sets(invoices) if not all((root / name).exists() for name in files.names)]
+
+
+def export_missing(root: Path, invoices: Invoices, *, currency: str) -> list[FileSet]:
+    """Write every file that is not there; raises SinkError where the place cannot be written to."""
+    done = []
+    try:
+        for files in missing(root, invoices):
+            _export(root, invoices, files, currency)
+            done.append(files)
+    except OSError as error:
+        raise unreachable(root, error.strerror or str(error)) from error
+    except duckdb.Error as error:
+        raise unreachable(root, str(error).splitlines()[0]) from error
+    return done
+
+
+def _export(root: Path, invoices: Invoices, files: FileSet, currency: str) -> None:
+    with connect(threads=1, memory_limit=MEMORY_LIMIT) as connection:
+        connection.register("invoices", invoices.rows(period=files.period, position=files.position))
+        connection.execute(f"create temp view statements as {statements_sql(currency)}")
+        for name, (query, form) in zip(files.names, _contents(), strict=True):
+            path = root / name
+            if path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _sweep_aside(path)
+            aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            try:
+                connection.execute(f"copy ({query}) to '{_quoted(aside)}' ({form})")
+                sync(aside)
+                crash.moment("exporting")
+                aside.rename(path)
+            finally:
+                aside.unlink(missing_ok=True)
+            sync(path.parent)
+        crash.moment("exported")
+
+
+def _sweep_aside(path: Path) -> None:
+    """Remove what a killed export left behind; a younger file may be someone's who is still at it."""
+    for aside in path.parent.glob(f".{path.name}.*"):
+        with suppress(FileNotFoundError):
+            if time.time() - aside.stat().st_mtime > ASIDE_SECONDS_MAX:
+                aside.unlink()
+
+
+def _contents() -> Iterator[tuple[str, str]]:
+    """For each name of a set: the query and the form of its file."""
+    yield f"select {INVOICE_CSV_COLUMNS} from statements", "format csv, header"
+    yield "from statements", "format json"
+    yield lines_sql(), "format csv, header"
+
+
+def unreachable(root: Path, reason: str) -> SinkError:
+    """What to say while the place that invoice files go to is gone."""
+    return SinkError(
+        f"the invoice files cannot be written to {root}: {reason}",
+        hint="the invoices are safe in the ledger; once the place is back: opentab invoices --export",
+        retry_helps=True,
+    )
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
