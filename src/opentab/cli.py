@@ -484,7 +484,7 @@ def tail(home: Home, lines: int, follow: bool, raw: bool) -> None:
 @click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
 @at_home
 def sql(home: Home, query: str, format_: str) -> None:
-    """Ad-hoc SQL over the ledger: the views entries, rejections, batches and balances."""
+    """Ad-hoc SQL over the ledger: the views entries, rejections, batches, balances and invoices."""
     from opentab.ledger.adhoc import run_query
 
     columns, rows = run_query(home, open_journal(home), query)

@@ -12,10 +12,12 @@ from opentab.config import Home
 from opentab.errors import InputError
 from opentab.ledger import balances
 from opentab.ledger.billed import connect
+from opentab.ledger.invoices import Invoices
+from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal
 from opentab.records import KINDS
 
-VIEWS = ("entries", "rejections", "batches", "balances")
+VIEWS = ("entries", "rejections", "batches", "balances", "invoices")
 
 
 def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
@@ -39,12 +41,14 @@ def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str
 def _datasets(home: Home, journal: Journal | None) -> dict[str, ds.Dataset]:
     if journal is None:
         empty = {name: ds.dataset(KINDS[kind].empty_table()) for name, kind in _KIND_OF.items()}
-        return empty | {"balances": balances.empty().rows}
+        return empty | {"balances": balances.empty().rows, "invoices": ds.dataset(INVOICE_OF_PERIOD.empty_table())}
+    invoices = Invoices.open(home.ledger_path)
     return {
         "entries": journal.entries(),
         "rejections": journal.rejections(),
         "batches": journal.batch_rows(),
         "balances": balances.latest(home.ledger_path).rows,
+        "invoices": invoices.rows() if invoices else ds.dataset(INVOICE_OF_PERIOD.empty_table()),
     }
 
 

@@ -34,6 +34,7 @@ from opentab.records import BALANCE, SCHEMA_VERSION
 
 APP = "opentab-balances"
 CHUNK_ROWS = 1_000_000
+MEMORY_LIMIT = "1GB"  # the rest goes to the disk
 
 RUNNING = """
     select period, day, customer, type, sum(micros)::decimal(38, 0) as sum_micros,
@@ -92,7 +93,7 @@ def running(
     journal: Journal, calendar: Calendar, snapshot: Snapshot, *, upto: int, threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
     """A connection with the view `running`: the balances at batch `upto`, less what the snapshot left out."""
-    connection = connect(threads=threads)
+    connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
     register(connection, journal, calendar, after=snapshot.batch, upto=upto)
     connection.register("snapshot", snapshot.rows)
     connection.execute(f"create or replace temp view running as {RUNNING}")

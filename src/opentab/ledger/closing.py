@@ -6,7 +6,7 @@ from the late entries alone, so a revision does not look at everyone again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,8 @@ from opentab.periods import Calendar, Period, to_us
 from opentab.records import INVOICE
 
 MEMORY_LIMIT = "1GB"  # of a closing; the rest goes to the disk
+PART_ROWS = 500_000  # how many lines are made into invoices in one go
+SAMPLE_ROWS = 20_000
 
 LINES = """
     select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as line_period, type,
@@ -108,7 +110,7 @@ class Closing:
         )
 
     def prepare(self, due: Due) -> bool:
-        """Make the views `lines` and `issued` for what is due; False if nobody can have anything due."""
+        """Gather the lines and the latest invoices of all who may have something due; False if nobody has."""
         self.connection.execute("create or replace temp table concerned (period varchar, customer varchar)")
         for period in due.revised:
             issued_at = self._invoices.latest_position(period) if self._invoices else 0
@@ -120,11 +122,34 @@ class Closing:
             return False
         closed = ", ".join(f"'{period}'" for period in due.closed) or "null"
         wanted = f"period in ({closed}) or {IS_CONCERNED}" if due.revised else f"period in ({closed})"
-        self.connection.execute(f"create or replace temp view lines as {LINES.format(wanted=wanted)}")
+        self.connection.execute(f"create or replace temp table all_lines as {LINES.format(wanted=wanted)}")
         before = self._invoices.rows() if self._invoices and due.revised else INVOICE_NONE
         self.connection.register("invoices", before)
-        self.connection.execute(f"create or replace temp view issued as {ISSUED}")
+        self.connection.execute(f"create or replace temp table all_issued as {ISSUED}")
         return True
+
+    def issue(self, *, currency: str, issued_us: int | None) -> Iterator[pa.Table]:
+        """The invoices that are due, some customers at a time and in their order: memory stays bounded."""
+        for wanted in self._parts():
+            for name in ("lines", "issued"):
+                self.connection.execute(f"create or replace temp view {name} as from all_{name} where {wanted}")
+            part = list(issue_over(self.connection, currency=currency, position=self.upto, issued_us=issued_us))
+            if part:
+                yield pa.concat_tables(part)
+
+    def _parts(self) -> list[str]:
+        """Conditions that cut the customers into ranges of about PART_ROWS lines."""
+        (rows,) = self.connection.execute("select count(*) from all_lines").fetchone() or (0,)
+        count = rows // PART_ROWS + 1
+        if count == 1:
+            return ["true"]
+        sample = self.connection.execute(f"select customer from all_lines using sample {SAMPLE_ROWS} order by 1")
+        customers = [customer for (customer,) in sample.fetchall()]
+        bounds = sorted({customers[len(customers) * part // count] for part in range(1, count)})
+        texts = ["'" + bound.replace("'", "''") + "'" for bound in bounds]
+        below = [f"customer < {text}" for text in texts] + ["true"]
+        above = ["true"] + [f"customer >= {text}" for text in texts]
+        return [f"{low} and {high}" for low, high in zip(above, below, strict=True)]
 
 
 INVOICE_NONE = pa.schema([pa.field("period", pa.string()), *INVOICE]).empty_table()
@@ -172,7 +197,7 @@ def close_round(
             return None
         crash.moment("closing")
         issued_us = to_us(datetime.now(UTC))
-        chunks = issue_over(closing.connection, currency=currency, position=round_.position, issued_us=issued_us)
+        chunks = closing.issue(currency=currency, issued_us=issued_us)
         files, invoice_count = stage_invoices(invoices, chunks, run=run, position=round_.position)
     if not files:
         return None
@@ -186,18 +211,19 @@ def close_round(
 def stage_invoices(
     invoices: Invoices, chunks: Iterator[pa.Table], *, run: str, position: int
 ) -> tuple[list[StagedFile], int]:
-    """Write invoices aside, a period a file; returns the files and how many invoices they hold."""
+    """Write invoices aside, a file for each chunk and period, no invoice in two of them.
+
+    Returns the files and how many invoices they hold.
+    """
     files: list[StagedFile] = []
     invoice_count = 0
-    last: tuple[str, str] | None = None
-    for chunk in chunks:
+    for number, chunk in enumerate(chunks):
         for period in pc.unique(chunk["period"]).to_pylist():
             lines = chunk.filter(pc.equal(chunk["period"], period)).drop_columns(["period"])
-            files.append(stage(invoices.root, period, lines, run=run, batches=(position, position), column="period"))
-            customers = pc.count_distinct(lines["customer"]).as_py()
-            # An invoice may go on in the next chunk.
-            invoice_count += customers - (last == (period, lines["customer"][0].as_py()))
-            last = (period, lines["customer"][-1].as_py())
+            # The files' names keep the customers' order.
+            name = f"{run}-{number:05d}"
+            files.append(stage(invoices.root, period, lines, run=name, batches=(position, position), column="period"))
+            invoice_count += pc.count_distinct(lines["customer"]).as_py()
     return files, invoice_count
 
 
@@ -210,7 +236,5 @@ def preview(
         due = Due(closed=(), revised=(period,)) if has_invoices else Due(closed=(period,), revised=())
         if not closing.prepare(due):
             return INVOICE_NONE
-        chunks: Sequence[pa.Table] = list(
-            issue_over(closing.connection, currency=currency, position=journal.position, issued_us=None)
-        )
+        chunks = list(closing.issue(currency=currency, issued_us=None))
         return pa.concat_tables(chunks) if chunks else INVOICE_NONE

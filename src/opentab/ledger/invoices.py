@@ -28,7 +28,7 @@ PARTITIONING = ds.partitioning(pa.schema([pa.field("period", pa.string())]), fla
 
 @dataclass(frozen=True, slots=True, order=True)
 class InvoiceFile:
-    """Some invoices of one period that were issued at one position."""
+    """Some invoices of one period that were issued at one position: whole ones, in the customers' order."""
 
     period: Period
     position: int
@@ -85,20 +85,19 @@ class Invoices:
 
     @property
     def files(self) -> Sequence[InvoiceFile]:
-        """The files of the table in order of period and position."""
+        """The files of the table in order of period, position and customer."""
         return self._files
 
-    def rows(self, *, period: Period | None = None, position: int | None = None) -> ds.Dataset:
-        """The invoices' lines, of all periods and positions or of one."""
-        paths = [
-            str(file.path)
-            for file in self._files
-            if (period is None or file.period == period) and (position is None or file.position == position)
-        ]
-        if not paths:
+    def rows(self, *, period: Period | None = None) -> ds.Dataset:
+        """The invoices' lines, of all periods or of one."""
+        return self.rows_of([file for file in self._files if period is None or file.period == period])
+
+    def rows_of(self, files: Sequence[InvoiceFile]) -> ds.Dataset:
+        """The lines in some of the files."""
+        if not files:
             return ds.dataset(INVOICE_OF_PERIOD.empty_table())
         return ds.dataset(
-            paths,
+            [str(file.path) for file in files],
             schema=INVOICE_OF_PERIOD,
             format="parquet",
             partitioning=PARTITIONING,

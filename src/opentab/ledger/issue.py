@@ -39,7 +39,7 @@ ISSUED = pa.schema(
     ]
 )
 INVOICE_OF_PERIOD = pa.schema([pa.field("period", pa.string()), *INVOICE])
-CHUNK_ROWS = 500_000
+CHUNK_ROWS = 1_000_000
 
 DUE = """
     with heads as (

@@ -9,7 +9,6 @@ from opentab.config import Home
 from opentab.errors import Fenced, LedgerError
 from opentab.ledger.closing import Due, Issued, close_round, closing_at
 from opentab.ledger.invoices import Invoices, fenced
-from opentab.ledger.issue import issue_over
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import rounds
 
@@ -63,7 +62,7 @@ class Closer:
             if not late or not closing.prepare(Due((), late)):
                 return False
             currency = self._home["billing.currency"]
-            return any(True for _ in issue_over(closing.connection, currency=currency, position=0, issued_us=None))
+            return any(True for _ in closing.issue(currency=currency, issued_us=None))
 
     def _close_due(self, journal: Journal) -> list[Issued]:
         invoices = Invoices.open(self._home.ledger_path)

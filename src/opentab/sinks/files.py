@@ -11,6 +11,7 @@ there is right, a file that is gone can be written again, and nothing else has t
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from opentab import crash
 from opentab.disk import sync
 from opentab.errors import SinkError
 from opentab.ledger.billed import connect
-from opentab.ledger.invoices import Invoices
+from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import lines_sql, statements_sql
 from opentab.periods import Period
 
@@ -35,10 +36,11 @@ ASIDE_SECONDS_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """The files of one period at one position."""
+    """The files of one period at one position, and what of the ledger goes into them."""
 
     period: Period
     position: int
+    sources: tuple[InvoiceFile, ...]
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -53,7 +55,8 @@ class FileSet:
 
 def file_sets(invoices: Invoices) -> list[FileSet]:
     """All sets of files that there should be."""
-    return [FileSet(*key) for key, _ in groupby(invoices.files, key=lambda file: (file.period, file.position))]
+    groups = groupby(invoices.files, key=lambda file: (file.period, file.position))
+    return [FileSet(*key, tuple(files)) for key, files in groups]
 
 
 def missing(root: Path, invoices: Invoices) -> list[FileSet]:
@@ -76,25 +79,36 @@ def export_missing(root: Path, invoices: Invoices, *, currency: str) -> list[Fil
 
 
 def _export(root: Path, invoices: Invoices, files: FileSet, currency: str) -> None:
+    for name, (query, form) in zip(files.names, _contents(currency), strict=True):
+        path = root / name
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep_aside(path)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        piece = aside.with_name(f"{aside.name}-piece")
+        try:
+            with aside.open("xb") as whole:
+                for number, source in enumerate(files.sources):
+                    _copy(invoices, source, query, f"format csv, header {not number}" if form == "csv" else form, piece)
+                    with piece.open("rb") as rows:
+                        shutil.copyfileobj(rows, whole)
+                    piece.unlink()
+            sync(aside)
+            crash.moment("exporting")
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+            piece.unlink(missing_ok=True)
+        sync(path.parent)
+    crash.moment("exported")
+
+
+def _copy(invoices: Invoices, source: InvoiceFile, query: str, form: str, path: Path) -> None:
+    """Write what a query makes of some invoices. They are whole and in order, so pieces can be joined."""
     with connect(threads=1, memory_limit=MEMORY_LIMIT) as connection:
-        connection.register("invoices", invoices.rows(period=files.period, position=files.position))
-        connection.execute(f"create temp view statements as {statements_sql(currency)}")
-        for name, (query, form) in zip(files.names, _contents(), strict=True):
-            path = root / name
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _sweep_aside(path)
-            aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-            try:
-                connection.execute(f"copy ({query}) to '{_quoted(aside)}' ({form})")
-                sync(aside)
-                crash.moment("exporting")
-                aside.rename(path)
-            finally:
-                aside.unlink(missing_ok=True)
-            sync(path.parent)
-        crash.moment("exported")
+        connection.register("invoices", invoices.rows_of([source]))
+        connection.execute(f"copy ({query}) to '{_quoted(path)}' ({form})")
 
 
 def _sweep_aside(path: Path) -> None:
@@ -105,11 +119,12 @@ def _sweep_aside(path: Path) -> None:
                 aside.unlink()
 
 
-def _contents() -> Iterator[tuple[str, str]]:
+def _contents(currency: str) -> Iterator[tuple[str, str]]:
     """For each name of a set: the query and the form of its file."""
-    yield f"select {INVOICE_CSV_COLUMNS} from statements", "format csv, header"
-    yield "from statements", "format json"
-    yield lines_sql(), "format csv, header"
+    statements = statements_sql(currency)
+    yield f"select {INVOICE_CSV_COLUMNS} from ({statements})", "csv"
+    yield statements, "format json"
+    yield lines_sql(), "csv"
 
 
 def unreachable(root: Path, reason: str) -> SinkError:
