@@ -255,6 +255,12 @@ def test_generate_writes_lines_and_expected_bills(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl.expected" / "bills.csv").read_text().startswith("period,customer,total")
 
 
+def test_generate_until_final_goes_on_behind_the_last_month(tmp_path: Path) -> None:
+    out = tmp_path / "events.jsonl"
+    opentab("generate", "--months", "1", "--events", "50", "--until-final", "--out", out, home=tmp_path / "home")
+    assert '"amount":"0.000000"' in out.read_text().splitlines()[-1]
+
+
 def test_the_demo_ends_by_itself_with_a_verdict(tmp_path: Path) -> None:
     done = opentab("demo", "--month-seconds", "3", "--events", "300", home=tmp_path / "demo")
     assert "Verdict: every bill is exact to the micro (27 bills)." in done.stdout

@@ -20,10 +20,13 @@ from opentab.config import Home, parse
 from opentab.errors import InputError
 from opentab.events import Reason
 from opentab.lab import telecom as lab
+from opentab.lab.bills import bills_by_own_month
 from opentab.lab.generator import Outcome, Plan, generate, read_bills, read_rejections, write_lines
+from opentab.ledger.totals import Adjustment, Total
 from opentab.log import DirectoryLog, read_segment
-from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
+from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock
 from opentab.money import format_micros
+from opentab.periods import next_period
 from opentab.pipeline.exact import Event, Refusal, judge
 
 NOW = datetime(2026, 7, 15, 12, tzinfo=UTC)
@@ -471,6 +474,255 @@ def test_months_begin_and_end_in_the_billing_zone(tmp_path: Path) -> None:
     assert bills == read_bills(home.expected_path)
 
 
+@dataclass(frozen=True)
+class Heard:
+    """A line as a reader hears it: what stands in it, and the watermark before it."""
+
+    event: Read
+    watermark_ms: int
+
+
+def heard(plan: Plan, home: Home, *, clock: Clock = at_now) -> tuple[list[Heard], int]:
+    """All lines in order of arrival, and the watermark behind the last of them."""
+    file = io.BytesIO()
+    outcome = write_lines(plan, home, file, expected_path=home.expected_path, clock=clock)
+    sources = {name.decode(): i % plan.sources for i, name in enumerate(lab.customer_names(plan.customers))}
+    disorder_ms = home.rules.out_of_orderness_us // 1000
+    latest: dict[int, int] = {}
+    watermark_ms = -(2**62)
+    found = []
+    for line in file.getvalue().splitlines():
+        if not isinstance(judge(line, arrived_us=lab_us(clock()), rules=home.rules, calendar=home.calendar), Event):
+            continue
+        event = read(line)
+        found.append(Heard(event, watermark_ms))
+        source = sources[event.customer]
+        latest[source] = max(latest.get(source, event.time_ms), event.time_ms)
+        watermark_ms = max(watermark_ms, min(latest.values()) - disorder_ms)
+    assert outcome.finished
+    assert outcome.line_count == outcome.line_count_planned == file.getvalue().count(b"\n")
+    return found, watermark_ms
+
+
+def made_late(plan: Plan, home: Home, *, clock: Clock = at_now) -> tuple[set[str], set[str]]:
+    """The ids of the events that the plan makes late, and of those that it makes come beyond."""
+
+    def arrivals(**shares: float) -> dict[tuple[int, int], int]:
+        other = replace(plan, duplicate_share=0.0, bad_share=0.0, **shares)
+        simulated = lab.settle(other, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock()))
+        rows = lab.Rows.concat(list(simulated.stream()))
+        keys = zip(rows.month.tolist(), rows.serial.tolist(), strict=True)
+        return dict(zip(keys, rows.arrival_ms.tolist(), strict=True))
+
+    # Who is late is drawn apart from everything else: the same event is there without, but on time.
+    prompt = arrivals(late_share=0.0, beyond_share=0.0)
+    late = {key for key, at_ms in arrivals(beyond_share=0.0).items() if at_ms != prompt[key]}
+    beyond = {key for key, at_ms in arrivals().items() if at_ms != prompt[key]} - late
+    periods = lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock())).periods
+    return (
+        {f"{plan.seed:x}-0-{periods[month]}-{serial:09d}" for month, serial in late},
+        {f"{plan.seed:x}-0-{periods[month]}-{serial:09d}" for month, serial in beyond},
+    )
+
+
+UNTIL_FINAL = Plan(
+    events_per_customer=1000, months=2, id_share=1.0, late_share=0.03, beyond_share=0.03, until_final=True
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "billing"),
+    [
+        ({}, {}),
+        ({"sources": 3}, {"zone": "Pacific/Auckland"}),
+        ({"sources": 2, "lag": timedelta(hours=1)}, {"zone": "America/St_Johns"}),
+        # Longer than a tenth of the lateness, and than the time from final to the first one beyond.
+        ({"sources": 2, "lag": timedelta(days=2)}, {}),
+        ({"sources": 3, "lag": timedelta(hours=1), "silence": timedelta(days=9)}, {}),
+        ({"sources": 2, "duplicate_share": 0.1, "bad_share": 0.1}, {}),
+        ({"cloudevents_share": 0.3, "variety_share": 0.3}, {"out_of_orderness": "0s"}),
+        ({}, {"out_of_orderness": "3d", "allowed_lateness": "10d"}),
+        ({"months": 3}, {"out_of_orderness": "20d", "allowed_lateness": "40d"}),
+    ],
+)
+def test_until_final_all_months_close_are_revised_and_final(
+    tmp_path: Path, options: dict[str, Any], billing: dict[str, Any]
+) -> None:
+    """By the watermark that the lines themselves make, in the order of their arrival."""
+    home = home_at(tmp_path, **billing)
+    plan = replace(UNTIL_FINAL, **options)
+    lateness_ms = home.rules.allowed_lateness_us // 1000
+    late, beyond = made_late(plan, home)
+    told, watermark_ms = heard(plan, home)
+    seen: set[str] = set()
+    revised, adjusted = Counter[str](), Counter[str]()
+    adjusted_in: set[str] = set()
+    for each in told:
+        assert each.event.id is not None
+        if each.event.id in seen:
+            continue
+        seen.add(each.event.id)
+        own = home.calendar.period_of(each.event.time_ms * 1000)
+        since_ms = each.watermark_ms - home.calendar.end_us(own) // 1000
+        if each.event.id in late:
+            assert 0 <= since_ms < lateness_ms
+            revised[own] += 1
+        elif each.event.id in beyond:
+            assert since_ms >= lateness_ms
+            adjusted[own] += 1
+            adjusted_in.add(home.calendar.period_of(each.watermark_ms * 1000))
+        else:
+            assert since_ms < 0
+    simulated = settled(plan, home).periods
+    assert set(revised) == set(adjusted) == set(simulated)
+    for period in adjusted_in.union(simulated):
+        assert watermark_ms >= home.calendar.end_us(period) // 1000 + lateness_ms
+
+
+@pytest.mark.parametrize(("sources", "lag_hours"), [(1, 0), (1, 5), (2, 0), (2, 5), (2, 480)])
+@pytest.mark.parametrize("disorder", ["0s", "12h", "400d"])
+@pytest.mark.parametrize("lateness", ["0s", "5ms", "1h", "400d"])
+def test_until_final_the_last_month_is_final_whatever_the_settings(
+    tmp_path: Path, sources: int, lag_hours: int, disorder: str, lateness: str
+) -> None:
+    home = home_at(tmp_path, out_of_orderness=disorder, allowed_lateness=lateness, future_skew="0s")
+    plan = Plan(
+        events_per_customer=30, sources=sources, lag=timedelta(hours=lag_hours), id_share=1.0,
+        late_share=0.2, beyond_share=0.2, duplicate_share=0.2, until_final=True,
+    )  # fmt: skip
+    late, beyond = made_late(plan, home)
+    told, watermark_ms = heard(plan, home)
+    lateness_ms = home.rules.allowed_lateness_us // 1000
+    (period,) = settled(plan, home).periods
+    end_ms = home.calendar.end_us(period) // 1000
+    first = {each.event.id: each.watermark_ms - end_ms for each in reversed(told)}
+    # Where no lateness is allowed, what comes after the closing is beyond.
+    assert all(0 <= first[id_] < max(lateness_ms, 1) for id_ in late) and late
+    assert all(first[id_] >= lateness_ms for id_ in beyond) and beyond
+    billed_in = {home.calendar.period_of(each.watermark_ms * 1000) for each in told if each.event.id in beyond}
+    assert watermark_ms >= max(map(home.calendar.end_us, billed_in)) // 1000 + lateness_ms
+    ticks = Counter(each.event.customer for each in told if each.event.id and "-tick-" in each.event.id)
+    assert len(ticks) == sources and max(ticks.values()) <= 210
+
+
+def test_until_final_ticks_bill_nothing_and_are_expected(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = replace(UNTIL_FINAL, sources=3, duplicate_share=0.1, bad_share=0.1, cloudevents_share=0.2)
+    outcome = generate(plan, home, clock=at_now)
+    assert outcome.finished and outcome.periods == ("2026-04", "2026-05")
+    by_partition = lines(home)
+    raw = [line for partition in by_partition.values() for line in partition]
+    assert outcome.line_count == outcome.line_count_planned == len(raw)
+    kept = good(home, raw)
+    assert outcome.event_count_planned == len(kept)
+    events = [read(line) for line in kept]
+    bills = added_up(events)
+    assert bills == expected(home)
+    assert {key: total for key, total in bills.items() if key[0] > "2026-05"} == {
+        (period, customer): 0 for period in ("2026-06", "2026-07") for customer in ("emma", "olivia", "sophia")
+    }
+    ticks = [event for event in events if event.period > "2026-05"]
+    assert {(event.amount, event.type, event.id is None) for event in ticks} == {(Decimal(0), "MESSAGE", False)}
+    assert len({event.id for event in ticks}) == len(ticks) == 3 * 54
+    times_ms = sorted({event.time_ms for event in ticks})
+    assert times_ms[0] == home.calendar.end_us("2026-05") // 1000
+    assert max(np.diff(times_ms[:-1])) == 3 * HOUR_MS
+    types = (home.expected_path / "types.csv").read_text().splitlines()[-2:]
+    assert types == ["2026-06,MESSAGE,0.000000,159", "2026-07,MESSAGE,0.000000,3"]
+    # The last tick is the last line of its source, and not ahead of now.
+    for partition in by_partition.values():
+        assert read(partition[-1]).time_ms == times_ms[-1] <= lab_us(NOW) // 1000
+
+
+def test_until_final_only_adds_ticks(tmp_path: Path) -> None:
+    """Without it nothing changes, and with it the events are the same in the same order."""
+    home = home_at(tmp_path)
+    plan = replace(
+        UNTIL_FINAL, first_period="2026-02", sources=2, id_share=0.5, bad_share=0.1, duplicate_share=0.1,
+        silence=timedelta(days=5), until_final=False,
+    )  # fmt: skip
+    off, on = io.BytesIO(), io.BytesIO()
+    write_lines(plan, home, off, expected_path=tmp_path / "off", clock=at_now)
+    write_lines(replace(plan, until_final=True), home, on, expected_path=tmp_path / "on", clock=at_now)
+    assert not Plan().until_final and b"-tick-" not in off.getvalue()
+    assert [line for line in on.getvalue().splitlines() if b"-tick-" not in line] == off.getvalue().splitlines()
+    without, along = ((tmp_path / name / "bills.csv").read_text() for name in ("off", "on"))
+    assert along.startswith(without)
+    assert all(row.endswith(",0.000000") for row in along.removeprefix(without).splitlines())
+
+
+def test_until_final_a_source_without_customers_does_not_tick(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = replace(UNTIL_FINAL, customers=2, sources=4, lag=timedelta(days=9))
+    generate(plan, home, clock=at_now)
+    assert set(lines(home)) == {"source1", "source2"}
+    late, beyond = made_late(plan, home)
+    told, _ = heard(plan, home_at(tmp_path / "lines"))
+    for each in told:
+        since_ms = each.watermark_ms - home.calendar.end_us(each.event.period) // 1000
+        assert (since_ms >= 0) == (each.event.id in late | beyond)
+        assert (since_ms >= LATENESS_MS) == (each.event.id in beyond)
+
+
+def test_until_final_beside_months_that_were_there(tmp_path: Path) -> None:
+    """A bill of nothing adds nothing to one that is there, before or after."""
+    home = home_at(tmp_path)
+    plan = Plan(events_per_customer=40, until_final=True)
+    for first in ("2026-03", "2026-02", "2026-03"):
+        generate(replace(plan, first_period=first), home, clock=at_now)
+    events = [read(line) for line in lines(home)["default"]]
+    assert added_up(events) == expected(home)
+    assert len({event.id for event in events if event.id}) == sum(event.id is not None for event in events)
+
+
+def test_until_final_live_passes_at_the_speed_of_the_months(tmp_path: Path) -> None:
+    plan = Plan(events_per_customer=100, sources=2, month_seconds=31.0, first_period="2026-05", until_final=True)
+    home, time = home_at(tmp_path / "live"), FakeTime()
+    assert generate(plan, home, clock=time.clock, sleep=time.sleep).finished
+    # A second a day: half a day of disorder, three of lateness, three for what comes beyond.
+    assert timedelta(seconds=31 + 6.5) <= time.at - NOW < timedelta(seconds=31 + 7)
+    fast = home_at(tmp_path / "fast")
+    generate(replace(plan, month_seconds=None), fast, clock=at_now)
+    assert lines(home) == lines(fast)
+
+
+@given(
+    now=st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1)),
+    zone=st.sampled_from(["UTC", "Pacific/Kiritimati", "America/St_Johns"]),
+    disorder=st.integers(0, 100),
+    lateness=st.integers(0, 100),
+    months=st.integers(1, 14),
+)
+@settings(max_examples=40, deadline=None)
+def test_until_final_takes_the_latest_months_that_can_be_final_by_now(
+    now: datetime, zone: str, disorder: int, lateness: int, months: int
+) -> None:
+    home = home_at(Path("unused"), zone=zone, out_of_orderness=f"{disorder}h", allowed_lateness=f"{lateness}d")
+    now_us = lab_us(now.replace(tzinfo=UTC))
+    plan = Plan(months=months, until_final=True)
+
+    def settle(plan: Plan) -> lab.Telecom:
+        return lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=now_us)
+
+    chosen = settle(plan)
+    assert len(chosen.periods) == months
+    assert chosen.tick_times_ms().max() * 1000 <= now_us
+    assert settle(replace(plan, first_period=chosen.periods[0])).periods == chosen.periods
+    with pytest.raises(InputError, match="cannot be final by now") as refused:
+        settle(replace(plan, first_period=next_period(chosen.periods[0])))
+    assert refused.value.hint and chosen.periods[0] in refused.value.hint
+
+
+def test_an_adjustment_counts_in_its_own_month() -> None:
+    february = Total("2026-02", "emma", "open", types={"CALL": 5, "DATA": 7})
+    february.adjustments = [Adjustment("2026-01", "CALL", 30, 1), Adjustment("2025-12", "CALL", 0, 2)]
+    january = Total("2026-01", "emma", "final", types={"CALL": 100})
+    ava = Total("2026-02", "ava", "open", adjustments=[Adjustment("2026-01", "CALL", -4, 1)])
+    assert bills_by_own_month([january, ava, february]) == {
+        ("2025-12", "emma"): 0, ("2026-01", "emma"): 130, ("2026-02", "emma"): 12, ("2026-01", "ava"): -4,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
@@ -482,6 +734,10 @@ def test_months_begin_and_end_in_the_billing_zone(tmp_path: Path) -> None:
         ({"month_seconds": 0.0}, "too short"),
         ({"silence": timedelta(days=30)}, "silence"),
         ({"first_period": "2026-07"}, "not over yet"),
+        ({"first_period": "9999-12", "months": 2}, "not over yet"),
+        ({"first_period": "2026-06", "until_final": True}, "2026-06 cannot be final by now"),
+        ({"first_period": "2026-01", "months": 6, "until_final": True}, "2026-06 cannot be final by now"),
+        ({"months": 1000, "until_final": True}, "1000 months from 1970-01 on"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path: Path, options: dict[str, Any], fact: str) -> None:

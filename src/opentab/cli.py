@@ -160,6 +160,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
 @click.option("--sources", default=1, show_default=True, help="log partitions to spread the customers over")
 @click.option("--lag", metavar="30m", help="the last source comes later by this much")
 @click.option("--silence", metavar="10d", help="the first source is silent so long in mid-month")
+@click.option("--until-final", is_flag=True, help="let time pass behind the last month, until all of it is final")
 @click.option("--out", type=click.File("wb"), metavar="FILE", help="write JSON lines there instead of the log")
 @at_home
 def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
@@ -192,6 +193,7 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
         variety_share=options["variety"],
         lag=_duration_option("--lag", options["lag"]),
         silence=_duration_option("--silence", options["silence"]),
+        until_final=options["until_final"],
     )
     with _bar(0, "generating", always=True) as advance:
         seen = 0

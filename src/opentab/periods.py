@@ -85,6 +85,10 @@ def next_period(period: Period) -> Period:
     return f"{year + 1:04d}-01" if month == 12 else f"{year:04d}-{month + 1:02d}"
 
 
+def previous_period(period: Period) -> Period:
+    return period_of_day(first_day(period) - 1)
+
+
 class Calendar:
     """The days and periods of one time zone, as stretches of instants."""
 

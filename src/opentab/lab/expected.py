@@ -73,19 +73,26 @@ def _add_locked(path: Path, telecom: Telecom, months: Sequence[MonthTally]) -> i
     runs = _runs(path / PLAN)
     run = asdict(telecom.plan) | {"run": len(runs), "periods": list(telecom.periods)}
     plan = json.dumps({"runs": [*runs, run]}, indent=2, default=_json) + "\n"
-    _replace(path / BILLS, _sum(path / BILLS, _bills(telecom), ["period", "customer"]).write_csv)
+    _replace(path / BILLS, _sum(path / BILLS, _bills(telecom, months), ["period", "customer"]).write_csv)
     _replace(path / TYPES, _sum(path / TYPES, _types(telecom, months), ["period", "type"]).write_csv)
     _replace(path / REJECTIONS, _sum(path / REJECTIONS, _rejections(months), ["reason"]).write_csv)
     _replace(path / PLAN, lambda aside: aside.write_text(plan, encoding="utf-8"))
     return len(runs)
 
 
-def _bills(telecom: Telecom) -> pl.DataFrame:
+def _bills(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
+    """Everyone's bill in each of the plan's months; behind them, a bill of nothing for whoever ticks."""
     count = telecom.plan.customers
-    periods = pl.DataFrame({"period": list(telecom.periods)}, schema={"period": pl.String})
     customers = pl.Series("customer", customer_names(count).tolist(), dtype=pl.Binary).cast(pl.String)
     bills = pl.DataFrame([customers, pl.Series("total", bills_micros(count))])
-    return periods.join(bills.sort("customer"), how="cross")
+    ticking = bills[telecom.tick_customers().tolist()].with_columns(total=pl.lit(0, pl.Int64))
+    trickle = [month.period for month in months if month.is_trickle]
+    return pl.concat([_in_each(telecom.periods, bills), _in_each(trickle, ticking)])
+
+
+def _in_each(periods: Sequence[Period], bills: pl.DataFrame) -> pl.DataFrame:
+    frame = pl.DataFrame({"period": list(periods)}, schema={"period": pl.String})
+    return frame.join(bills.sort("customer"), how="cross")
 
 
 def _types(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
@@ -93,6 +100,7 @@ def _types(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
         (month.period, kind, micros, events)
         for month in months
         for kind, micros, events in zip(telecom.rules.types, month.type_micros, month.type_events, strict=True)
+        if events or not month.is_trickle
     ]
     names = {"period": pl.String, "type": pl.String, "total": pl.Int64, "events": pl.Int64}
     return pl.DataFrame(rows, schema=names, orient="row")

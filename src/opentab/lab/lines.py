@@ -35,9 +35,10 @@ class Writer:
         plan, rules = telecom.plan, telecom.rules
         self._rules = rules
         self._customers = customer_names(plan.customers)
-        self._ids = _table(f"{plan.seed:x}-{run}-{period}-" for period in telecom.periods)
+        self._ids = _table(f"{plan.seed:x}-{run}-{made_for}-" for made_for in (*telecom.periods, "tick"))
         first = _day(telecom.calendar.start_us(telecom.periods[0]) // 1000) - 1
-        last = _day(telecom.calendar.end_us(telecom.periods[-1]) // 1000) + 1
+        end_ms = telecom.calendar.end_us(telecom.periods[-1]) // 1000
+        last = _day(max([end_ms, *telecom.tick_times_ms().tolist()])) + 1
         self._first_day = first
         self._days = _table(f'"{EPOCH_DAY + timedelta(days=day)}T' for day in range(first, last + 1))
         self._units = _table(str(n) for n in range(int(bills_micros(plan.customers).max()) // MICROS_PER_UNIT + 1))

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from opentab import terminal
 from opentab.config import Home
+from opentab.lab.bills import bills_by_own_month
 from opentab.lab.demo import Scene, play, simulated_day
 from opentab.lab.generator import read_bills
 from opentab.ledger.journal import Journal
@@ -60,12 +61,7 @@ def compare_bills(home: Home) -> bool:
     """Print what was counted beside what the simulator knows to be right; True if all of it is equal."""
     journal = Journal.open(home.ledger_path, home.identity)
     expected = read_bills(home.expected_path)
-    counted: dict[tuple[str, str], int] = {}
-    for total in customer_totals(journal, home.calendar):
-        own = [(total.period, micros) for micros in total.types.values()]
-        own += [(adjustment.period, adjustment.amount_micros) for adjustment in total.adjustments]
-        for period, micros in own:
-            counted[period, total.customer] = counted.get((period, total.customer), 0) + micros
+    counted = bills_by_own_month(customer_totals(journal, home.calendar))
     rows = [
         (*key, format_micros(expected.get(key, 0)), format_micros(counted.get(key, 0)), _mark(expected, counted, key))
         for key in sorted(expected.keys() | counted.keys())

@@ -11,6 +11,7 @@ spelling. `arrival_ms` is the place of a row on the simulated clock; rows are wr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -22,16 +23,9 @@ import numpy.typing as npt
 
 from opentab.errors import InputError
 from opentab.events import Reason, Rules
+from opentab.lab.trickle import BEYOND_MS, PERIOD_MIN, latest_final_period, tick_times_ms
 from opentab.log.directory import PARTITION_DEFAULT
-from opentab.periods import (
-    Calendar,
-    Int64s,
-    Period,
-    first_day,
-    next_period,
-    parse_period,
-    period_of_day,
-)
+from opentab.periods import Calendar, Int64s, Period, next_period, parse_period, previous_period
 
 Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
@@ -75,7 +69,7 @@ class Plan:
     customers: int = 9  # nine have names and bills of their own; any other number has a formula
     events_per_customer: int = 10_000  # a month, give or take a twentieth
     months: int = 1
-    first_period: Period | None = None  # None: the months end before the current one
+    first_period: Period | None = None  # None: the latest months that are over
     month_seconds: float | None = None  # wall time of a month; None: as fast as the disk allows
     sources: int = 1  # partitions of the log; a customer belongs to one of them
     id_share: float = 0.8
@@ -87,6 +81,7 @@ class Plan:
     variety_share: float = 0.02  # amounts as numbers, times as milliseconds or with an offset
     lag: timedelta = timedelta()  # how far the last source is behind the others
     silence: timedelta = timedelta()  # how long the first source is quiet in the middle of a month
+    until_final: bool = False  # let time pass behind the last month, until all of it is final
 
     def __post_init__(self) -> None:
         _check(0 <= self.seed < 2**63, f"seed {self.seed} is out of range", "use 0 or more")
@@ -105,9 +100,9 @@ class Plan:
         _check(1 <= self.sources <= 1000, f"{self.sources} sources cannot be simulated", "use 1 to 1000")
         if self.first_period is not None:
             _check(
-                parse_period(self.first_period) >= "1970-01",
+                parse_period(self.first_period) >= PERIOD_MIN,
                 f"the month {self.first_period} is too long ago",
-                "begin with 1970-01 or later",
+                f"begin with {PERIOD_MIN} or later",
             )
         _check(
             self.month_seconds is None or self.month_seconds > 0,
@@ -140,7 +135,7 @@ class Rows:
     amount_micros: npt.NDArray[np.int32]
     customer: npt.NDArray[np.int32]  # index
     serial: npt.NDArray[np.int32]  # within the month it was made for; leads to its id
-    month: npt.NDArray[np.int16]  # which of the plan's months it was made for
+    month: npt.NDArray[np.int16]  # which of the plan's months it was made for; a tick: behind the last
     type: npt.NDArray[np.uint8]  # index
     has_id: Bools
     is_cloudevent: Bools
@@ -168,6 +163,7 @@ class MonthTally:
     type_events: tuple[int, ...]
     duplicate_count: int
     bad_count: int
+    is_trickle: bool = False  # True: a month behind the plan's, with ticks alone
 
     @property
     def line_count(self) -> int:
@@ -184,8 +180,8 @@ class Telecom:
     calendar: Calendar
 
     def tally(self) -> list[MonthTally]:
-        """What every month comes to. It holds one month in memory at a time."""
-        return [self._tally(period) for period in self.periods]
+        """What every month comes to, with those of the ticks. It holds one month in memory at a time."""
+        return [*(self._tally(period) for period in self.periods), *self._tick_tallies()]
 
     def stream(self) -> Iterator[Rows]:
         """All rows in the order of their arrival, about a month at a time.
@@ -197,9 +193,12 @@ class Telecom:
         for month, period in enumerate(self.periods):
             made = self._rows(month, bad_before)
             bad_before += int(np.count_nonzero(made.bad))
-            rows = Rows.concat([*carried, made]) if carried else made
+            is_last = month + 1 == len(self.periods)
+            # Ticks first: what arrives in the same millisecond is behind the closing, not before it.
+            ticks = [self._ticks()] if is_last and self.plan.until_final else []
+            rows = Rows.concat([*ticks, *carried, made]) if ticks or carried else made
             order = arrival_order(rows.arrival_ms)
-            if month + 1 == len(self.periods):
+            if is_last:
                 yield rows.take(order)
                 return
             # Nothing of the next month arrives before this one's end.
@@ -211,6 +210,16 @@ class Telecom:
     def partition(self, source: int) -> str:
         """The log partition of a source, counted from 0."""
         return PARTITION_DEFAULT if self.plan.sources == 1 else f"source{source + 1}"
+
+    def tick_times_ms(self) -> Int64s:
+        """The event times at which each source ticks behind the last month, if the plan wants that."""
+        if not self.plan.until_final:
+            return np.empty(0, np.int64)
+        return tick_times_ms(self.periods[-1], rules=self.rules, calendar=self.calendar)
+
+    def tick_customers(self) -> npt.NDArray[np.int32]:
+        """Who ticks: the first customer of each source, by source; a source without customers is none."""
+        return np.arange(min(self.plan.sources, self.plan.customers), dtype=np.int32)
 
     def silent_windows_ms(self) -> list[tuple[int, int]]:
         """The stretch of each month in which the first source is quiet."""
@@ -236,6 +245,54 @@ class Telecom:
             duplicate_count=_duplicate_count(self.plan, usage),
             bad_count=_bad_count(self.plan, len(usage.type)),
         )
+
+    def _tick_tallies(self) -> list[MonthTally]:
+        counts = Counter(self.calendar.period_of(time_ms * 1000) for time_ms in self.tick_times_ms().tolist())
+        nothing = (0,) * len(self.rules.types)
+        return [
+            MonthTally(
+                period,
+                type_micros=nothing,
+                type_events=(count * len(self.tick_customers()), *nothing[1:]),
+                duplicate_count=0,
+                bad_count=0,
+                is_trickle=True,
+            )
+            for period, count in counts.items()
+        ]
+
+    def _ticks(self) -> Rows:
+        """The ticks of all sources, in no order."""
+        times_ms, customers = self.tick_times_ms(), self.tick_customers()
+        count = len(times_ms) * len(customers)
+        customer = np.repeat(customers, len(times_ms))
+        time_ms = np.tile(times_ms, len(customers))
+        arrival_ms = time_ms.copy()
+        # It would have to wait for a month; it comes right behind everything else instead.
+        arrival_ms[time_ms == times_ms[-1]] = times_ms[-2] + 1
+        arrival_ms[self._lags(customer) | (time_ms == times_ms[-1])] += self._lag_ms
+        return Rows(
+            arrival_ms=arrival_ms,
+            time_ms=time_ms,
+            amount_micros=np.zeros(count, np.int32),
+            customer=customer,
+            serial=np.arange(count, dtype=np.int32),
+            month=np.full(count, len(self.periods), np.int16),
+            type=np.zeros(count, np.uint8),
+            has_id=np.ones(count, np.bool_),
+            is_cloudevent=np.zeros(count, np.bool_),
+            spelling=np.zeros(count, np.uint8),
+            bad=np.zeros(count, np.uint8),
+        )
+
+    @property
+    def _lag_ms(self) -> int:
+        """How far the last source is behind the others, if it has a customer at all."""
+        return _ms(self.plan.lag) if self.plan.sources <= self.plan.customers else 0
+
+    def _lags(self, customer: npt.NDArray[np.int32]) -> Bools:
+        last: Bools = customer % self.plan.sources == self.plan.sources - 1
+        return last
 
     def _rows(self, month: int, bad_before: int) -> Rows:
         """All rows made for one month, in no order."""
@@ -265,7 +322,7 @@ class Telecom:
         if plan.silence:
             self._defer(rows.arrival_ms, rows.customer)
         if plan.lag:
-            rows.arrival_ms[rows.customer % plan.sources == plan.sources - 1] += _ms(plan.lag)
+            rows.arrival_ms[self._lags(rows.customer)] += self._lag_ms
         return rows
 
     def _times(self, month: int, customer: npt.NDArray[np.int32]) -> tuple[Int64s, Int64s, Bools]:
@@ -296,7 +353,11 @@ class Telecom:
         final_ms = closed_ms + lateness_ms
         arrival_ms[late] = closed_ms + ((0.1 + 0.7 * delay[late]) * lateness_ms).astype(np.int64)
         arrival_ms[beyond] = final_ms + ((0.1 + 0.7 * delay[beyond]) * BEYOND_MS).astype(np.int64)
-        return time_ms, arrival_ms, pick >= plan.late_share + plan.beyond_share
+        on_time: Bools = pick >= plan.late_share + plan.beyond_share
+        if plan.until_final and plan.lag:
+            # A month closes when the last source has come so far: what is to be late waits for that.
+            arrival_ms[~on_time & ~self._lags(customer)] += self._lag_ms
+        return time_ms, arrival_ms, on_time
 
     def _hushed(self, events: Rows, on_time: Bools) -> Rows:
         """The first source's events, arrived before the silence where they happened before it."""
@@ -351,15 +412,27 @@ class Telecom:
 def settle(plan: Plan, *, rules: Rules, calendar: Calendar, now_us: int) -> Telecom:
     """Fix the plan's months; they all lie in the past, so that no event is ahead of its arrival."""
     current = calendar.period_of(now_us)
-    period = plan.first_period
-    if period is None:
-        period = current
-        for _ in range(plan.months):
-            period = period_of_day(first_day(period) - 1)
-    periods = [period]
+    if plan.until_final:
+        first_latest = latest_final_period(now_us, rules=rules, calendar=calendar)
+    else:
+        first_latest = previous_period(current)
+    for _ in range(plan.months - 1):
+        first_latest = previous_period(first_latest)
+    periods = [first_latest if plan.first_period is None else plan.first_period]
     while len(periods) < plan.months:
         periods.append(next_period(periods[-1]))
-    if periods[-1] >= current:
+    if plan.until_final:
+        _check(
+            first_latest >= PERIOD_MIN,
+            f"{plan.months} months from {PERIOD_MIN} on cannot all be final by now",
+            "simulate fewer months, or shorten billing.out_of_orderness or billing.allowed_lateness",
+        )
+        _check(
+            periods[0] <= first_latest,
+            f"the month {periods[-1]} cannot be final by now",
+            f"let the first period be {first_latest} or earlier",
+        )
+    if periods[0] > first_latest:
         raise InputError(
             f"the month {periods[-1]} is not over yet",
             hint=f"let the simulated months end before {current}",
@@ -425,7 +498,6 @@ def arrival_order(arrival_ms: Int64s) -> Int64s:
     return keys
 
 
-BEYOND_MS = 3 * 86_400_000
 WEIGHT_MAX = 16
 PURPOSES = ("usage", "time", "delay", "late", "spelling", "duplicate", "bad")
 

@@ -1,0 +1,23 @@
+"""What was counted, as bills that can stand beside the expected ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from opentab.ledger.totals import Total
+from opentab.periods import Period
+
+
+def bills_by_own_month(totals: Iterable[Total]) -> dict[tuple[Period, str], int]:
+    """Micros by period and customer, every adjustment in the month that it belongs to.
+
+    The simulator knows what was used in a month, not how late it came.
+    """
+    bills: Counter[tuple[Period, str]] = Counter()
+    for total in totals:
+        if total.types:
+            bills[total.period, total.customer] += sum(total.types.values())
+        for adjustment in total.adjustments:
+            bills[adjustment.period, total.customer] += adjustment.amount_micros
+    return dict(bills)
