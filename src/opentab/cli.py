@@ -660,7 +660,7 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
     terminal.write()
     code = _verify(home, open_journal_now(home), expected=True)
     code = code if compare_bills(home) else DIFFERENT
-    terminal.write(f"Look around: opentab totals --home {path}")
+    terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
     return code
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from decimal import Decimal
 
+from opentab.ledger.statement import Statement
 from opentab.ledger.totals import Total
 from opentab.periods import Period
 
@@ -20,4 +22,14 @@ def bills_by_own_month(totals: Iterable[Total]) -> dict[tuple[Period, str], int]
             bills[total.period, total.customer] += sum(total.types.values())
         for adjustment in total.adjustments:
             bills[adjustment.period, total.customer] += adjustment.amount_micros
+    return dict(bills)
+
+
+def invoiced_by_own_month(statements: Iterable[Statement]) -> dict[tuple[Period, str], int]:
+    """The same from the latest invoices: their usage, and every adjustment that names the month."""
+    latest = {(statement.period, statement.customer): statement for statement in statements}
+    bills: Counter[tuple[Period, str]] = Counter()
+    for (period, customer), statement in latest.items():
+        for line in statement.lines:
+            bills[line.period or period, customer] += int(Decimal(line.amount).scaleb(6))
     return dict(bills)

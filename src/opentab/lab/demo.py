@@ -14,9 +14,12 @@ from pathlib import Path
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.heartbeat import Heartbeat, read_heartbeat
+from opentab.lab.news import News
+from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import Place, Total, customer_totals, place_of
 from opentab.periods import from_us
+from opentab.sinks.files import missing
 
 START_SECONDS_MAX = 120
 POLL_SECONDS = 0.5
@@ -30,6 +33,12 @@ class Scene:
     place: Place
     heartbeat: Heartbeat | None
     generating: bool
+    news: list[str]  # invoices issued since the scene before
+
+    @property
+    def invoiced(self) -> bool:
+        """Whether all that was due is out."""
+        return self.heartbeat is not None and self.heartbeat.invoices_position == self.place.position
 
     @property
     def caught_up(self) -> bool:
@@ -41,30 +50,43 @@ class Scene:
 def play(home: Home, *, months: int, month_seconds: float, events: int, seed: int) -> Iterator[Scene]:
     """Run simulator and pipeline as processes of their own, and yield what can be read meanwhile.
 
-    It ends when all events are in the journal. Whatever happens, no process stays behind.
+    It ends when all events are in the journal and all invoices in their files. Whatever happens, no
+    process stays behind.
     """
     home.logs_path.mkdir(parents=True, exist_ok=True)
+    news = News(home)
     with _process("run", home) as pipeline:
         deadline = time.monotonic() + START_SECONDS_MAX
         while not _streams(home, pipeline):
             _check(pipeline, "run", home)
             if time.monotonic() > deadline:
                 raise OpentabError("Spark did not start in time", hint=f"see {home.logs_path}")
-            yield _scene(home, generating=False)
+            yield _scene(home, news, generating=False)
             time.sleep(POLL_SECONDS)
-        options = ["--months", months, "--month-seconds", month_seconds, "--events", events, "--seed", seed]
+        options = [
+            "--until-final",
+            "--months",
+            months,
+            "--month-seconds",
+            month_seconds,
+            "--events",
+            events,
+            "--seed",
+            seed,
+        ]
         with _process("generate", home, *map(str, options)) as simulator:
             while simulator.poll() is None:
                 _check(pipeline, "run", home)
-                yield _scene(home, generating=True)
+                yield _scene(home, news, generating=True)
                 time.sleep(POLL_SECONDS)
             _check(simulator, "generate", home, ended_well=True)
         finished_us = time.time_ns() // 1000
         while True:
             _check(pipeline, "run", home)
-            scene = _scene(home, generating=False)
+            scene = _scene(home, news, generating=False)
             yield scene
-            if scene.caught_up and scene.heartbeat and (scene.heartbeat.caught_up_us or 0) > finished_us:
+            read = scene.caught_up and scene.heartbeat and (scene.heartbeat.caught_up_us or 0) > finished_us
+            if read and scene.invoiced and not _files_missing(home):
                 return
             time.sleep(POLL_SECONDS)
 
@@ -109,10 +131,15 @@ def _last_words(log: Path) -> str:
     return lines[-1] if lines else "without a word"
 
 
-def _scene(home: Home, *, generating: bool) -> Scene:
+def _files_missing(home: Home) -> bool:
+    invoices = Invoices.open(home.ledger_path)
+    return invoices is not None and bool(missing(home.invoices_path, invoices))
+
+
+def _scene(home: Home, news: News, *, generating: bool) -> Scene:
     heartbeat = read_heartbeat(home.ledger_path)
     journal = Journal.open(home.ledger_path, home.identity)
-    return Scene(list(customer_totals(journal, home.calendar)), place_of(journal), heartbeat, generating)
+    return Scene(list(customer_totals(journal, home.calendar)), place_of(journal), heartbeat, generating, news.look())
 
 
 def simulated_day(scene: Scene) -> str:

@@ -1,4 +1,4 @@
-"""What a person sees of the demo: totals that tick, and the bills compared at the end."""
+"""What a person sees of the demo: totals that tick, months that close, and the invoices at the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rich.text import Text
 
 from opentab import terminal
 from opentab.config import Home
-from opentab.lab.bills import bills_by_own_month
+from opentab.lab.bills import invoiced_by_own_month
 from opentab.lab.demo import Scene, play, simulated_day
 from opentab.lab.generator import read_bills
-from opentab.ledger.journal import Journal
-from opentab.ledger.totals import customer_totals
-from opentab.money import format_micros
+from opentab.lab.news import all_statements
+from opentab.ledger.statement import Statement
+from opentab.money import format_micros, format_minor, round_to_minor
+
+NEWS_LINES = 8
 
 
 def watch(home: Home, **options: Any) -> None:
@@ -32,18 +34,22 @@ def watch(home: Home, **options: Any) -> None:
         state = "caught up" if scene.caught_up else "behind" if scene.place.position else "starting Spark …"
         return f"batch {scene.place.position:,}  {events:,} events  watermark {simulated_day(scene)}  {state}"
 
+    told: list[str] = []
     if sys.stdout.isatty():
         with Live(refresh_per_second=4) as live:
             for scene in play(home, **options):
-                live.update(_demo_table(scene, summary(scene)))
+                told += scene.news
+                live.update(_demo_table(scene, told[-NEWS_LINES:], summary(scene)))
         return
     line = terminal.LiveLine(sys.stdout)
     for scene in play(home, **options):
+        for news in scene.news:
+            terminal.write(news)
         line.show(summary(scene), time.monotonic())
     line.close()
 
 
-def _demo_table(scene: Scene, caption: str) -> Group:
+def _demo_table(scene: Scene, news: list[str], caption: str) -> Group:
     periods = sorted({total.period for total in scene.totals})
     status = {total.period: total.status for total in scene.totals}
     table = Table(title="running totals, EUR", title_justify="left")
@@ -54,26 +60,32 @@ def _demo_table(scene: Scene, caption: str) -> Group:
     for customer in sorted({total.customer for total in scene.totals}):
         cells = [format_micros(amounts.get((customer, period), 0)) for period in periods]
         table.add_row(customer, *cells)
-    return Group(table, Text(caption, style="dim"))
+    return Group(table, *(Text(line) for line in news), Text(caption, style="dim"))
 
 
 def compare_bills(home: Home) -> bool:
-    """Print what was counted beside what the simulator knows to be right; True if all of it is equal."""
-    journal = Journal.open(home.ledger_path, home.identity)
+    """Print every invoice beside the bill that the simulator knows to be right; True if all are equal."""
     expected = read_bills(home.expected_path)
-    counted = bills_by_own_month(customer_totals(journal, home.calendar))
-    rows = [
-        (*key, format_micros(expected.get(key, 0)), format_micros(counted.get(key, 0)), _mark(expected, counted, key))
-        for key in sorted(expected.keys() | counted.keys())
-    ]
+    statements = list(all_statements(home))
+    invoiced = invoiced_by_own_month(statements)
+    revisions: dict[tuple[str, str], list[Statement]] = {}
+    for statement in statements:
+        revisions.setdefault((statement.period, statement.customer), []).append(statement)
+    currency = home["billing.currency"]
+    rows = []
+    for key in sorted(key for key, micros in expected.items() if micros or invoiced.get(key)):
+        own = revisions.get(key, [])
+        bill = format_minor(round_to_minor(expected[key], currency), currency)
+        first, last = (own[0].total, own[-1].total) if own else ("-", "-")
+        rows.append((*key, first, last, len(own), bill, "=" if invoiced.get(key) == expected[key] else "DIFFERS"))
     terminal.write()
-    terminal.print_table(["period", "customer", "expected", "counted", ""], rows, right=["expected", "counted"])
-    exact = expected == counted
-    colour = terminal.GREEN if exact else terminal.RED
-    verdict = "every bill is exact to the micro" if exact else "bills DIFFER from what was expected"
-    terminal.write(terminal.paint(f"Verdict: {verdict} ({len(expected)} bills).", colour))
-    return exact
-
-
-def _mark(expected: dict[tuple[str, str], int], counted: dict[tuple[str, str], int], key: tuple[str, str]) -> str:
-    return "=" if expected.get(key) == counted.get(key) else "DIFFERS"
+    columns = ["period", "customer", "first", "last", "revisions", "expected", ""]
+    terminal.print_table(columns, rows, right=columns[2:6])
+    wrong = {key for key in expected.keys() | invoiced.keys() if expected.get(key, 0) != invoiced.get(key, 0)}
+    late = sum(own[0].total != own[-1].total for own in revisions.values())
+    if wrong:
+        terminal.write(terminal.paint(f"Verdict: {len(wrong)} invoices DIFFER from the expected bills.", terminal.RED))
+    else:
+        verdict = f"all {len(rows)} invoices are exact, {late} of them after late events"
+        terminal.write(terminal.paint(f"Verdict: {verdict}.", terminal.GREEN))
+    return not wrong

@@ -337,6 +337,7 @@ class Pipeline:
                 caught_up=unread == 0,
                 caught_up_us=self._caught_up_us,
                 unread_segments=unread,
+                invoices_position=self._closer.position,
             )
             write_heartbeat(self.home.ledger_path, heartbeat)
         except OSError:
