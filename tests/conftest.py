@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from opentab import config
 from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
+from processes import SMALL_BATCHES
+from product import OPENTAB
 
 settings.register_profile("opentab", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("opentab")
@@ -41,3 +46,34 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     session = open_session(config.load(tmp_path_factory.mktemp("spark")))
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_home(tmp_path: Path) -> Home:
+    (tmp_path / "opentab.toml").write_text(SMALL_BATCHES)
+    return config.load(tmp_path)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start commands in the background; whatever is left of them is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_command(*args: str, home: Home, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*OPENTAB, *args, "--home", str(home.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_command
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -9,83 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
-from opentab import config
 from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
 from opentab.log import DirectoryLog, Producer
-from product import OPENTAB, event, json_lines, opentab
+from processes import PATIENCE_SECONDS, caught_up_us, check_exact, position, streams, wait_for
+from product import event, json_lines, opentab
 
-SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
-PATIENCE_SECONDS = 90
 SEED = 20170613
-
-
-@pytest.fixture
-def small_home(tmp_path: Path) -> Home:
-    (tmp_path / "opentab.toml").write_text(SMALL_BATCHES)
-    return config.load(tmp_path)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start commands in the background; whatever is left of them is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start_command(*args: str, home: Home, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*OPENTAB, *args, "--home", str(home.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_command
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(what: Callable[[], bool], why: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, f"waited too long until {why}"
-        time.sleep(0.05)
-
-
-def streams(home: Home, process: subprocess.Popen[str]) -> bool:
-    beat = read_heartbeat(home.ledger_path)
-    assert process.poll() is None, process.communicate()[0]
-    return beat is not None and beat.pid == process.pid and beat.streaming
-
-
-def position(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
-    return beat.position if beat else 0
-
-
-def caught_up_us(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
-    return beat.caught_up_us or 0 if beat else 0
-
-
-def check_exact(home: Home) -> None:
-    """All of the log is billed, and the independent audit agrees, down to the simulator's own bills."""
-    opentab("run", "--once", home=home)
-    verdict = json_lines(opentab("verify", "--format", "json", home=home, check=False).stdout)[0]
-    assert verdict["agrees"], verdict
-    assert verdict["not_yet_billed_segments"] == 0
 
 
 def test_killed_at_each_named_step(small_home: Home) -> None:

@@ -1,0 +1,45 @@
+"""Real processes of the product: started, watched, killed, and held to an exact bill afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from opentab.config import Home
+from opentab.heartbeat import read_heartbeat
+from product import json_lines, opentab
+
+SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
+PATIENCE_SECONDS = 90
+
+
+def wait_for(what: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, f"waited too long until {why}"
+        time.sleep(0.05)
+
+
+def streams(home: Home, process: subprocess.Popen[str]) -> bool:
+    beat = read_heartbeat(home.ledger_path)
+    assert process.poll() is None, process.communicate()[0]
+    return beat is not None and beat.pid == process.pid and beat.streaming
+
+
+def position(home: Home) -> int:
+    beat = read_heartbeat(home.ledger_path)
+    return beat.position if beat else 0
+
+
+def caught_up_us(home: Home) -> int:
+    beat = read_heartbeat(home.ledger_path)
+    return beat.caught_up_us or 0 if beat else 0
+
+
+def check_exact(home: Home) -> None:
+    """All of the log is billed, and the independent audit agrees, down to the simulator's own bills."""
+    opentab("run", "--once", home=home)
+    verdict = json_lines(opentab("verify", "--format", "json", home=home, check=False).stdout)[0]
+    assert verdict["agrees"], verdict
+    assert verdict["not_yet_billed_segments"] == 0
