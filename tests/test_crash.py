@@ -38,14 +38,16 @@ def test_killed_at_each_named_step(small_home: Home) -> None:
 
 def test_killed_at_random_while_events_stream_in(small_home: Home, start: Callable[..., subprocess.Popen[str]]) -> None:
     dice = random.Random(SEED)
-    simulator = start(
-        "generate", "--months", "1", "--month-seconds", "30", "--events", "1500", "--beyond", "0.02", home=small_home
-    )
-    for _ in range(2):
+    options = ("--months", "1", "--month-seconds", "30", "--events", "1500", "--beyond", "0.02")
+    simulator = start("generate", *options, home=small_home)
+    for when in ("starting", "running", "running"):
         pipeline = start("run", home=small_home)
         seen = position(small_home)
-        wait_for(lambda: position(small_home) > seen and streams(small_home, pipeline), "a batch was billed")  # noqa: B023
-        time.sleep(dice.uniform(0, 2))
+        if when == "starting":
+            time.sleep(dice.uniform(0.5, 7))  # Java, Spark, the stream, the workers: any of them
+        else:
+            wait_for(lambda: position(small_home) > seen and streams(small_home, pipeline), "a batch was billed")  # noqa: B023
+            time.sleep(dice.uniform(0, 2))
         java = [child for child in psutil.Process(pipeline.pid).children(recursive=True) if child.name() == "java"]
         if dice.random() < 0.5:
             os.killpg(pipeline.pid, signal.SIGKILL)

@@ -15,12 +15,15 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import HomeMismatch, OpentabError, SchemaMismatch
 from opentab.heartbeat import read_heartbeat
-from opentab.lab.bills import bills_by_own_month
+from opentab.lab.bills import bills_by_own_month, invoiced_by_own_month
 from opentab.lab.generator import Plan, generate, read_bills, read_rejections
+from opentab.lab.news import all_statements
 from opentab.ledger import balances
+from opentab.ledger.closing import Closing, Due, Order, Staged
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
+from opentab.pipeline.closing_tasks import stage_on_spark
 from opentab.pipeline.run import Pipeline, Progress
 from product import event
 from test_decode import REFUSED
@@ -326,3 +329,36 @@ def test_a_damaged_segment_stops_the_job_with_its_name(
         run_once(home)
     path.write_bytes(good)
     assert run_once(home).events == 1
+
+
+def test_sparks_tasks_issue_the_same_invoices(
+    tmp_path: Path, run_once: Callable[[Home], Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closing that is too large for one process goes through Spark, and nobody can tell."""
+    on_spark: list[int] = []
+
+    def counted(spark: Any, closing: Closing, due: Due, order: Order) -> Staged:
+        on_spark.append(order.position)
+        return stage_on_spark(spark, closing, due, order)
+
+    monkeypatch.setattr("opentab.pipeline.closer.stage_on_spark", counted)
+    homes = []
+    for name, rows_max in (("here", 20_000_000), ("tasks", 1)):
+        path = tmp_path / name
+        path.mkdir()
+        (path / "opentab.toml").write_text(
+            f"[pipeline]\nbatch_events_max = 3000\nsnapshot_batches = 2\nclosing_rows_max = {rows_max}\n"
+        )
+        home = config.load(path)
+        plan = {**MONTHS, "late_share": 0.05, "beyond_share": 0.02, "until_final": True, "customers": 30}
+        generate(Plan(**plan), home)
+        progress = run_once(home)
+        assert progress.invoices > 60
+        assert bool(on_spark) == (name == "tasks")
+        homes.append(home)
+    here, tasks = ([{**s.as_json(), "issued_at": None} for s in all_statements(home)] for home in homes)
+    assert here == tasks
+    for home in homes:
+        expected = {key: micros for key, micros in read_bills(home.expected_path).items() if micros}
+        invoiced = invoiced_by_own_month(all_statements(home))
+        assert {key: micros for key, micros in invoiced.items() if micros} == expected

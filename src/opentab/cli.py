@@ -696,6 +696,28 @@ def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Pat
     terminal.write(render(figures))
 
 
+@bench.command("closing")
+@click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [1000, 100000, 1000000]")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
+)
+def bench_closing_command(sizes: tuple[int, ...], json_path: Path | None) -> None:
+    """Time to close a month, and what the stream notices of it."""
+    import tempfile
+
+    from opentab.lab.bench import render
+    from opentab.lab.closing_bench import SIZES, bench_closing
+
+    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        figures = bench_closing(
+            sizes=tuple(sorted(sizes)) or SIZES,
+            json_path=json_path,
+            work_dir=Path(work_dir),
+            say=lambda text: terminal.write(text, sys.stderr),
+        )
+    terminal.write(render(figures))
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

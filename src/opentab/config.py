@@ -168,6 +168,10 @@ SETTINGS = [
         "after so long without events the time of day moves the watermark of a log that is read to its end",
     ),
     Setting("pipeline", "snapshot_batches", "500", _count, "write the balances every so many batches"),
+    Setting(
+        "pipeline", "closing_rows_max", "20000000", _count,
+        "a closing over more rows is computed by Spark's tasks, a smaller one beside the stream by one process",
+    ),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),
     Setting("ledger", "uri", '"ledger"', _text, "a directory, relative to the home"),
     Setting(

@@ -75,6 +75,15 @@ def period_of_day(day: int) -> Period:
     return f"{d.year:04d}-{d.month:02d}"
 
 
+def month_number(period: Period) -> int:
+    """The period as a number: year times 12 plus month, counted from 0."""
+    return int(period[:4]) * 12 + int(period[5:7]) - 1
+
+
+def period_of_month(number: int) -> Period:
+    return f"{number // 12:04d}-{number % 12 + 1:02d}"
+
+
 def first_day(period: Period) -> int:
     """The number of the period's first day."""
     return day_number(date(int(period[:4]), int(period[5:7]), 1))

@@ -6,46 +6,44 @@ from the late entries alone, so a revision does not look at everyone again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab import crash
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_PERIOD, connect, register
+from opentab.ledger.billed import OWN_MONTH, connect, register
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import issue_over
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import Round
-from opentab.periods import Calendar, Period, to_us
+from opentab.periods import Calendar, Period, month_number, to_us
 from opentab.records import INVOICE
 
 MEMORY_LIMIT = "1GB"  # of a closing; the rest goes to the disk
 PART_ROWS = 500_000  # how many lines are made into invoices in one go
 SAMPLE_ROWS = 20_000
 
+USED = f"""
+    select period, customer, {OWN_MONTH} as own_month, type, sum_micros as micros, event_count from snapshot
+    union all
+    select period, customer, {OWN_MONTH}, type, amount_micros::decimal(38, 0), event_count from billed
+"""
 LINES = """
     select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as line_period, type,
         sum(micros)::decimal(38, 0) as amount_micros, sum(event_count)::bigint as event_count
-    from (
-        select period, customer, year(day) * 12 + month(day) - 1 as own_month, type, sum_micros as micros, event_count
-        from snapshot
-        union all
-        select period, customer, year(day) * 12 + month(day) - 1, type, amount_micros::decimal(38, 0), event_count
-        from billed
-    ) used
+    from used
     where {wanted}
     group by period, customer, own_month, type
 """
-CONCERNED = """
-    insert into concerned
-    select distinct ?, customer from late where {own_period} = ?
-"""
+CONCERNED = "insert into concerned select distinct ?, customer from late where {own_month} = ?"
 IS_CONCERNED = "exists (from concerned c where c.period = used.period and c.customer = used.customer)"
 ISSUED = """
     select period, customer, line_period, type, amount_micros, revision, total_minor
@@ -76,34 +74,57 @@ class Issued:
     line_count: int
 
 
+class Order(msgspec.Struct, frozen=True):
+    """What whoever stages invoices must know."""
+
+    root: str  # of the invoices table
+    run: str
+    position: int
+    currency: str
+    issued_us: int
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """Invoices on the disk that a commit may take up."""
+
+    files: list[StagedFile]
+    invoice_count: int
+
+    def __add__(self, other: Staged) -> Staged:
+        return Staged([*self.files, *other.files], self.invoice_count + other.invoice_count)
+
+
 class Closing:
     """The invoices of one position, from the journal and the invoices before it. Close it after use."""
 
     def __init__(
         self, journal: Journal, invoices: Invoices | None, calendar: Calendar, *, upto: int, threads: int | None = None
     ) -> None:
-        self._journal = journal
+        self.journal = journal
+        self.calendar = calendar
         self._invoices = invoices
-        self._calendar = calendar
         self.upto = upto
         self.snapshot = ground(journal, upto)
         self.connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
         register(self.connection, journal, calendar, after=self.snapshot.batch, upto=upto)
         self.connection.register("snapshot", self.snapshot.rows)
+        self.connection.execute(f"create temp view used as {USED}")
 
     def close(self) -> None:
         self.connection.close()
 
     def periods(self) -> list[Period]:
         """The periods that anything is billed in, less those that were final at the snapshot."""
-        found = self.connection.execute(
-            "select distinct period from (select period from snapshot union all select period from billed) order by 1"
-        ).fetchall()
+        found = self.connection.execute("select distinct period from used order by 1").fetchall()
         return [period for (period,) in found]
+
+    def row_count(self) -> int:
+        """About how many rows have to be read."""
+        return int(self.snapshot.rows.count_rows()) + self.journal.entry_rows(after=self.snapshot.batch)
 
     def due(self, round_: Round) -> Due:
         """Which of the periods have invoices due at a round."""
-        ends = {period: self._calendar.end_us(period) for period in self.periods()}
+        ends = {period: self.calendar.end_us(period) for period in self.periods()}
         return Due(
             closed=tuple(period for period, end_us in ends.items() if round_.closes(end_us)),
             revised=tuple(period for period, end_us in ends.items() if round_.revises(end_us)),
@@ -114,8 +135,8 @@ class Closing:
         self.connection.execute("create or replace temp table concerned (period varchar, customer varchar)")
         for period in due.revised:
             issued_at = self._invoices.latest_position(period) if self._invoices else 0
-            self.connection.register("late", self._journal.entries(after=issued_at, upto=self.upto))
-            self.connection.execute(CONCERNED.format(own_period=OWN_PERIOD), [period, period])
+            self.connection.register("late", self.journal.entries(after=issued_at, upto=self.upto))
+            self.connection.execute(CONCERNED.format(own_month=OWN_MONTH), [period, month_number(period)])
             self.connection.unregister("late")
         anyone = self.connection.execute("select count(*) from concerned").fetchone()
         if not due.closed and anyone == (0,):
@@ -186,45 +207,48 @@ def close_round(
     run: str,
     threads: int | None = None,
     before_commit: Callable[[], None] = lambda: None,
+    stage_elsewhere: Callable[[Closing, Due, Order], Staged | None] = lambda closing, due, order: None,
 ) -> Issued | None:
     """Issue all invoices that are due at a round; None if there are none.
 
     1. which periods are due, 2. who is concerned, 3. stage the invoices, 4. one commit
+
+    `stage_elsewhere` may take the periods that are closed, onto a cluster for example, or say None.
     """
+    order = Order(str(invoices.root), run, round_.position, currency, to_us(datetime.now(UTC)))
+    staged = Staged([], 0)
     with closing_at(journal, invoices, calendar, upto=round_.position, threads=threads) as closing:
-        due = closing.due(round_)
-        if not due or not closing.prepare(due):
-            return None
-        crash.moment("closing")
-        issued_us = to_us(datetime.now(UTC))
-        chunks = closing.issue(currency=currency, issued_us=issued_us)
-        files, invoice_count = stage_invoices(invoices, chunks, run=run, position=round_.position)
-    if not files:
+        due = here = closing.due(round_)
+        if due:
+            crash.moment("closing")
+        if due.closed and (elsewhere := stage_elsewhere(closing, due, order)) is not None:
+            staged, here = elsewhere, Due((), due.revised)
+        if here and closing.prepare(here):
+            staged += stage_invoices(closing.issue(currency=currency, issued_us=order.issued_us), order)
+    if not staged.files:
         return None
     crash.moment("closing_staged")
     before_commit()
-    invoices.commit(round_.position, files)
+    invoices.commit(round_.position, staged.files)
     crash.moment("issued")
-    return Issued(round_.position, due, invoice_count, sum(file.rows for file in files))
+    return Issued(round_.position, due, staged.invoice_count, sum(file.rows for file in staged.files))
 
 
-def stage_invoices(
-    invoices: Invoices, chunks: Iterator[pa.Table], *, run: str, position: int
-) -> tuple[list[StagedFile], int]:
+def stage_invoices(chunks: Iterable[pa.Table], order: Order, *, part: int = 0) -> Staged:
     """Write invoices aside, a file for each chunk and period, no invoice in two of them.
 
-    Returns the files and how many invoices they hold.
+    The files' names keep the order of the parts and chunks, and so that of the customers.
     """
     files: list[StagedFile] = []
     invoice_count = 0
+    positions = (order.position, order.position)
     for number, chunk in enumerate(chunks):
+        name = f"{order.run}-{part:05d}-{number:05d}"
         for period in pc.unique(chunk["period"]).to_pylist():
             lines = chunk.filter(pc.equal(chunk["period"], period)).drop_columns(["period"])
-            # The files' names keep the customers' order.
-            name = f"{run}-{number:05d}"
-            files.append(stage(invoices.root, period, lines, run=name, batches=(position, position), column="period"))
+            files.append(stage(Path(order.root), period, lines, run=name, batches=positions, column="period"))
             invoice_count += pc.count_distinct(lines["customer"]).as_py()
-    return files, invoice_count
+    return Staged(files, invoice_count)
 
 
 def preview(

@@ -146,6 +146,14 @@ class Journal:
         """The entries of the batches behind `after`, up to `upto`."""
         return self._dataset("entry", after, upto)
 
+    def entry_files(self, after: int = 0, upto: int | None = None) -> list[str]:
+        """The files that hold the entries of those batches, and of others as well."""
+        return self._paths("entry", after, self.position if upto is None else upto)
+
+    def entry_rows(self, after: int = 0) -> int:
+        """About how many entries there are behind `after`, without reading them."""
+        return sum(file["num_records"] for file in self._of_kind("entry") if file["max.batch"] > after)
+
     def rejections(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
         """The rejections of the batches behind `after`, up to `upto`."""
         return self._dataset("rejection", after, upto)
@@ -273,13 +281,16 @@ class Journal:
             self._files = actions.select(present).to_pylist()
         return [file for file in self._files if file["partition.kind"] == kind]
 
-    def _dataset(self, kind: str, after: int, upto: int | None) -> ds.Dataset:
-        last = self.position if upto is None else upto
-        files = sorted(
+    def _paths(self, kind: str, after: int, last: int) -> list[str]:
+        return sorted(
             str(self.root / file["path"])
             for file in self._of_kind(kind)
             if file["max.batch"] > after and file["min.batch"] <= last
         )
+
+    def _dataset(self, kind: str, after: int, upto: int | None) -> ds.Dataset:
+        last = self.position if upto is None else upto
+        files = self._paths(kind, after, last)
         schema = KINDS[kind]
         if not files:
             return ds.dataset(schema.empty_table())

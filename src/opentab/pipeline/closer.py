@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from opentab.config import Home
 from opentab.errors import Fenced, LedgerError
-from opentab.ledger.closing import Due, Issued, close_round, closing_at
+from opentab.ledger.closing import Closing, Due, Issued, Order, Staged, close_round, closing_at
 from opentab.ledger.invoices import Invoices, fenced
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import rounds
+from opentab.pipeline.closing_tasks import stage_on_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Half of the cores at most: the other half keeps up with the stream.
 THREADS = max(1, (os.cpu_count() or 1) // 2)
@@ -26,11 +31,13 @@ class Closer:
         run: str,
         is_ours: Callable[[], bool] = lambda: True,
         tell: Callable[[Issued], None] = lambda issued: None,
+        spark: SparkSession | None = None,
     ) -> None:
         self._home = home
         self._run = run
         self._is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self._tell = tell
+        self.spark = spark  # None: everything is computed here
         self.position = 0  # all that was due up to here is out
 
     def close_due(self, journal: Journal) -> list[Issued]:
@@ -86,6 +93,7 @@ class Closer:
                 run=self._run,
                 threads=THREADS,
                 before_commit=self._check_ours,
+                stage_elsewhere=self._stage_here_or_on_spark,
             )
             self.position = round_.position
             if result is not None:
@@ -93,6 +101,12 @@ class Closer:
                 self._tell(result)
         self.position = max(self.position, journal.position)
         return issued
+
+    def _stage_here_or_on_spark(self, closing: Closing, due: Due, order: Order) -> Staged | None:
+        """Let Spark's tasks close what is too large for this process; None: it is not."""
+        if self.spark is None or closing.row_count() < self._home["pipeline.closing_rows_max"]:
+            return None
+        return stage_on_spark(self.spark, closing, due, order)
 
     def _check_ours(self) -> None:
         if not self._is_ours():

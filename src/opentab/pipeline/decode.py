@@ -98,14 +98,6 @@ def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar
     return _joined(columns, sure, events, refusals)
 
 
-def decode_exactly(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar) -> Decoded:
-    """The reference: every line through exact.judge. Tests compare `decode` with it."""
-    events, refusals = _judge_each(lines, range(len(lines)), arrived_us, rules, calendar)
-    none = np.empty(0, np.int64)
-    nothing = _Columns(none, none, none, _strings([]), _strings([]))
-    return _joined(nothing, np.empty(0, np.bool_), events, refusals)
-
-
 class _Fields(NamedTuple):
     """The fields of all rows, each as one column."""
 

@@ -126,6 +126,7 @@ class Pipeline:
         heart.start()
         try:
             spark = self._spark or open_session(self.home)
+            self._closer.spark = spark
             warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
             warming.start()
             upkeep.start()

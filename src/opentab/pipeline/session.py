@@ -41,6 +41,8 @@ SETTINGS = {
     # Many small segments make few tasks, not one task each.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
+    # A closing's tasks and the stream's take turns.
+    "spark.scheduler.mode": "FAIR",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "4",
     "spark.python.worker.reuse": "true",

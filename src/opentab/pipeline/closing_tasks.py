@@ -1,0 +1,107 @@
+"""A closing on Spark: where there are too many rows for one machine, its tasks make and stage the invoices.
+
+The rows are cut into ranges of customers; a task adds up its range and stages the invoices with the same
+code as ever. What the tasks staged counts only if the driver commits their reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from opentab.ledger.billed import batch_facts, connect, period_ends
+from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
+from opentab.ledger.issue import ISSUED, issue_over
+from opentab.periods import month_number
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REPORT_SCHEMA = "report binary"
+MEMORY_LIMIT = "512MB"  # of a task; the rest goes to the disk
+POOL = "closing"
+
+
+def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order) -> Staged:
+    """Stage the invoices of all periods that are closed."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # A pool of its own: the stream's tasks take turns with ours instead of waiting for all of them.
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
+    used = used_rows(spark, closing).where(F.col("period").isin(*due.closed))
+    parts = closing.row_count() // PART_ROWS + 1
+    tasks = used.repartitionByRange(parts, "customer").mapInArrow(partial(stage_part, order=order), REPORT_SCHEMA)
+    staged = Staged([], 0)
+    for row in tasks.collect():
+        staged += msgspec.json.decode(bytes(row[0]), type=Staged)
+    return staged
+
+
+def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
+    """What was used, by the period it is billed in: the snapshot and the entries since."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    journal, calendar, after = closing.journal, closing.calendar, closing.snapshot.batch
+    own_month = F.year("day") * 12 + F.month("day") - 1
+    records = journal.batches(after=max(after - 1, 0), upto=closing.upto)
+    facts = batch_facts(records, calendar)
+    first, last = month_number("0001-01"), month_number("9999-12")
+    months = closing.connection.execute("select distinct own_month from used").fetchall()
+    ends = period_ends([month for (month,) in months if first <= month <= last], calendar)
+    entries = spark.read.parquet(*journal.entry_files(after=after, upto=closing.upto))
+    entries = entries.where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
+    billed = (
+        entries.withColumn("own_month", own_month)
+        .join(F.broadcast(_frame(spark, facts)), on="batch", how="inner")
+        .join(F.broadcast(_frame(spark, ends)), on="own_month", how="inner")
+        .select(
+            F.when(F.col("end_us") <= F.col("final_before_us"), F.col("watermark_period"))
+            .otherwise(F.col("period"))
+            .alias("period"),
+            "customer",
+            F.col("own_month").cast("int").alias("own_month"),
+            "type",
+            F.col("amount_micros").cast("decimal(38,0)").alias("micros"),
+            "event_count",
+        )
+    )
+    files = closing.snapshot.rows.files if isinstance(closing.snapshot.rows, ds.FileSystemDataset) else []
+    if not files:
+        return billed
+    balances = spark.read.parquet(*files)
+    known = balances.select(
+        "period",
+        "customer",
+        own_month.cast("int").alias("own_month"),
+        "type",
+        F.col("sum_micros").cast("decimal(38,0)").alias("micros"),
+        "event_count",
+    )
+    return known.unionByName(billed)
+
+
+def stage_part(batches: Iterable[pa.RecordBatch], order: Order) -> Iterable[pa.RecordBatch]:
+    """The body of mapInArrow: what a range of customers used comes in, one report goes out."""
+    from pyspark import TaskContext
+
+    kept = list(batches)
+    if not kept:
+        return
+    context = TaskContext.get()
+    part = context.partitionId() if context else 0
+    with connect(threads=1, memory_limit=MEMORY_LIMIT) as connection:
+        connection.register("used", pa.Table.from_batches(kept))
+        connection.execute(f"create temp table lines as {LINES.format(wanted='true')}")
+        connection.register("issued", ISSUED.empty_table())
+        chunks = issue_over(connection, currency=order.currency, position=order.position, issued_us=order.issued_us)
+        staged = stage_invoices([pa.concat_tables(chunks)], order, part=part)
+    yield pa.record_batch({"report": pa.array([msgspec.json.encode(staged)], pa.binary())})
+
+
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    return spark.createDataFrame(table)
