@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ledgers import bill, new_home
 from opentab import config
 from opentab.config import Home
 from opentab.pipeline.run import Pipeline
@@ -265,3 +266,72 @@ def test_the_demo_ends_by_itself_with_a_verdict(tmp_path: Path) -> None:
     done = opentab("demo", "--month-seconds", "3", "--events", "300", home=tmp_path / "demo")
     assert "Verdict: every bill is exact to the micro (27 bills)." in done.stdout
     assert "The ledger agrees with the log" in done.stdout
+
+
+def test_totals_of_a_range_of_days(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    bill(
+        home,
+        event("ann", "1.00", "2026-01-10T12:00:00Z", "CALL"),
+        event("ann", "2.00", "2026-01-11T12:00:00Z", "DATA"),
+        event("bob", "4.00", "2026-02-01T12:00:00Z", "DATA"),
+    )
+    rows = json_lines(
+        opentab("totals", "--from", "2026-01-11", "--to", "2026-02-01", "--format", "json", home=home).stdout
+    )
+    assert [(r["from"], r["to"], r["customer"], r["total"], r["types"]) for r in rows] == [
+        ("2026-01-11", "2026-02-01", "ann", "2.000000", {"DATA": "2.000000"}),
+        ("2026-01-11", "2026-02-01", "bob", "4.000000", {"DATA": "4.000000"}),
+    ]
+    by_type = json_lines(opentab("totals", "--to", "2026-01-31", "--by", "type", "--format", "json", home=home).stdout)
+    assert [(r["type"], r["total"], r["events"]) for r in by_type] == [("CALL", "1.000000", 1), ("DATA", "2.000000", 1)]
+    assert (
+        opentab("totals", "--from", "2026-01-11", "--format", "csv", home=home)
+        .stdout.splitlines()[1]
+        .startswith("ann,2.0")
+    )
+    wrong = opentab("totals", "--from", "2026-02-30", home=home, check=False)
+    assert (wrong.returncode, "'2026-02-30' is not a day" in wrong.stderr) == (2, True)
+
+
+def test_invoices_and_periods_on_a_terminal(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n')
+    empty = opentab("invoices", home=home)
+    assert empty.stdout.splitlines()[1] == "EUR, 0 invoices, issued up to position 0"
+    assert opentab("periods", "--format", "json", home=home).stdout == ""
+    bill(home, event("ann", "5.005", "2026-01-10T00:00:00Z"))
+    bill(home, event("bob", "1.00", "2026-02-01T00:00:00Z"))
+    bill(home, event("ann", "2.00", "2026-01-11T00:00:00Z"))
+    preview = json_lines(opentab("invoices", "--preview", "--period", "2026-01", "--format", "json", home=home).stdout)
+    assert [(p["revision"], p["total"], p["issued_at"], p["changes"]) for p in preview] == [
+        (2, "7.00", None, [{"kind": "usage", "type": "CALL", "amount": "2.000000", "events": 1}])
+    ]
+    shown = opentab("invoices", "--preview", "--period", "2026-01", home=home).stdout
+    assert "2026-01 is closed: 1 invoices would be revised" in shown
+    assert "it is final with an event of 2026-02-04 00:00Z or later: default is at 2026-02-01 00:00Z" in shown
+    bill(home, event("ann", "0.50", "2026-01-11T00:00:00Z"), revise=True)
+    latest = json_lines(opentab("invoices", "--period", "2026-01", "--format", "json", home=home).stdout)
+    assert [(i["revision"], i["total"], i["previous_total"], i["delta"]) for i in latest] == [
+        (2, "7.50", "5.00", "2.50")
+    ]
+    assert list(latest[0]) == [
+        *("period", "customer", "revision", "currency", "total", "previous_total", "delta"),
+        *("lines", "position", "issued_at"),
+    ]
+    every = opentab(
+        "invoices", "--all-revisions", "--customer", "ann", "--format", "csv", home=home
+    ).stdout.splitlines()
+    assert [row.split(",")[:4] for row in every[1:]] == [
+        ["2026-01", "ann", "1", "5.00"],
+        ["2026-01", "ann", "2", "7.50"],
+    ]
+    paper = opentab("invoices", "--customer", "ann", "--format", "text", home=home).stdout
+    assert "Customer   ann" in paper
+    assert "Revision 1 was" in paper
+    standings = json_lines(opentab("periods", "--format", "json", home=home).stdout)
+    assert [(p["period"], p["status"], p["invoiced"], p["revisions"]) for p in standings] == [
+        ("2026-01", "closed", "7.50", 1),
+        ("2026-02", "open", "0.00", 0),
+    ]
+    for wrong in (["--preview"], ["--export", "--customer", "ann"], ["--period", "January"]):
+        assert opentab("invoices", *wrong, home=home, check=False).returncode == 2

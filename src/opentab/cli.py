@@ -294,77 +294,39 @@ def _run_summary(progress: Progress) -> str:
 @commands.command()
 @click.option("--period", metavar="2026-01", help="this period only")
 @click.option("--customer", metavar="NAME", help="this customer only")
+@click.option("--from", "first_day", metavar="2026-01-10", help="by the events' own days, from this one on")
+@click.option("--to", "last_day", metavar="2026-01-20", help="and up to this one, itself included")
 @click.option("--by", type=click.Choice(["customer", "type"]), default="customer", show_default=True)
 @click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
 @at_home
-def totals(home: Home, period: str | None, customer: str | None, by: str, format_: str) -> None:
-    """Running totals by customer or by type."""
-    from opentab.periods import parse_period
+def totals(
+    home: Home,
+    period: str | None,
+    customer: str | None,
+    first_day: str | None,
+    last_day: str | None,
+    by: str,
+    format_: str,
+) -> None:
+    """Running totals by customer or by type, of periods or of a range of days."""
+    from opentab.periods import parse_day, parse_period
+    from opentab.views import totals as views
 
+    if by == "type" and customer is not None:
+        raise InputError("--customer goes with totals by customer only", hint="leave out --by type")
+    journal = open_journal(home)
+    if first_day is not None or last_day is not None:
+        if period is not None:
+            raise InputError("--period and a range of days exclude each other", hint="leave one of them out")
+        days = parse_day(first_day or "0001-01-01"), parse_day(last_day or "9999-12-31")
+        views.print_range(home, journal, days, customer, by=by, format_=format_)
+        return
     if period is not None:
         parse_period(period)
     if by == "type":
-        if customer is not None:
-            raise InputError("--customer goes with totals by customer only", hint="leave out --by type")
-        _print_type_totals(home, period, format_)
+        views.print_by_type(home, journal, period, format_)
     else:
-        _print_customer_totals(home, period, customer, format_)
-
-
-def _print_customer_totals(home: Home, period: str | None, customer: str | None, format_: str) -> None:
-    from opentab.ledger.totals import customer_totals, place_of, total_as_json
-    from opentab.money import format_micros
-    from opentab.periods import format_us
-
-    journal = open_journal(home)
-    place = place_of(journal)
-    rows = customer_totals(journal, home.calendar, period=period, customer=customer)
-    if format_ == "json":
-        terminal.print_json(total_as_json(total, place) for total in rows)
-        return
-    kept = list(rows)
-    # A type that is no longer in the settings may have been billed all the same.
-    types = list(dict.fromkeys([*home["billing.types"], *(type_ for total in kept for type_ in total.types)]))
-    columns = ["period", "customer", "status", "total", *types, "adjustments", "events"]
-    table = (
-        [
-            total.period,
-            total.customer,
-            total.status,
-            format_micros(total.amount_micros),
-            *(format_micros(total.types.get(type_, 0)) for type_ in types),
-            format_micros(sum(a.amount_micros for a in total.adjustments)),
-            total.event_count,
-        ]
-        for total in kept
-    )
-    if format_ == "csv":
-        terminal.print_csv(columns, table)
-        return
-    terminal.print_table(columns, table, right=columns[3:])
-    watermark = format_us(place.watermark_us) or "none"
-    terminal.write(
-        terminal.paint(f"{home['billing.currency']}, position {place.position}, watermark {watermark}", terminal.DIM)
-    )
-
-
-def _print_type_totals(home: Home, period: str | None, format_: str) -> None:
-    from opentab.ledger.totals import place_of, type_totals
-    from opentab.money import format_micros
-
-    journal = open_journal(home)
-    columns = ["period", "type", "total", "events"]
-    rows = [
-        (own, type_, format_micros(micros), events)
-        for own, type_, micros, events in type_totals(journal, home.calendar, period=period)
-    ]
-    if format_ == "json":
-        place = place_of(journal).as_json()
-        terminal.print_json(dict(zip(columns, row, strict=True)) | place for row in rows)
-    elif format_ == "csv":
-        terminal.print_csv(columns, rows)
-    else:
-        terminal.print_table(columns, rows, right=["total", "events"])
+        views.print_by_customer(home, journal, period, customer, format_)
 
 
 @commands.command()

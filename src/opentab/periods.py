@@ -33,6 +33,7 @@ INSTANT_MAX_US = (DAY_MAX + 1) * DAY_US - 1
 Int64s = npt.NDArray[np.int64]
 Period = str  # "2026-01"
 
+DAY_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}")
 PERIOD_PATTERN = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 
 
@@ -67,6 +68,16 @@ def parse_period(text: str) -> Period:
     if not PERIOD_PATTERN.fullmatch(text) or text.startswith("0000"):
         raise InputError(f"{text!r} is not a period", hint="write a month as 2026-01")
     return text
+
+
+def parse_day(text: str) -> date:
+    """Read a day such as 2026-01-31."""
+    try:
+        if not DAY_PATTERN.fullmatch(text):
+            raise ValueError(text)
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a day", hint="write a day as 2026-01-31") from None
 
 
 def period_of_day(day: int) -> Period:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab import crash
+from opentab.errors import LedgerError
 from opentab.ledger import balances
 from opentab.ledger.billed import OWN_MONTH, connect, register
 from opentab.ledger.files import StagedFile, stage
@@ -24,6 +26,7 @@ from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import issue_over
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import Round
+from opentab.ledger.table import trouble
 from opentab.periods import Calendar, Period, month_number, to_us
 from opentab.records import INVOICE
 
@@ -217,14 +220,23 @@ def close_round(
     """
     order = Order(str(invoices.root), run, round_.position, currency, to_us(datetime.now(UTC)))
     staged = Staged([], 0)
-    with closing_at(journal, invoices, calendar, upto=round_.position, threads=threads) as closing:
-        due = here = closing.due(round_)
-        if due:
-            crash.moment("closing")
-        if due.closed and (elsewhere := stage_elsewhere(closing, due, order)) is not None:
-            staged, here = elsewhere, Due((), due.revised)
-        if here and closing.prepare(here):
-            staged += stage_invoices(closing.issue(currency=currency, issued_us=order.issued_us), order)
+    try:
+        with closing_at(journal, invoices, calendar, upto=round_.position, threads=threads) as closing:
+            due = here = closing.due(round_)
+            if due:
+                crash.moment("closing")
+            if due.closed and (elsewhere := stage_elsewhere(closing, due, order)) is not None:
+                staged, here = elsewhere, Due((), due.revised)
+            if here and closing.prepare(here):
+                staged += stage_invoices(closing.issue(currency=currency, issued_us=order.issued_us), order)
+    except duckdb.OutOfMemoryException as error:
+        raise LedgerError(
+            f"closing at position {round_.position} ran out of memory or scratch space",
+            hint="give TMPDIR a place with more room",
+            retry_helps=True,
+        ) from error
+    except OSError as error:
+        raise trouble(invoices.root, error) from error
     if not staged.files:
         return None
     crash.moment("closing_staged")

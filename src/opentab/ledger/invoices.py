@@ -23,6 +23,8 @@ from opentab.periods import Period
 from opentab.records import SCHEMA_VERSION
 
 APP = "opentab-invoices"
+# A commit every few hundred batches says how far we looked: those of a day are enough to keep.
+CONFIGURATION = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 days"}
 PARTITIONING = ds.partitioning(pa.schema([pa.field("period", pa.string())]), flavor="hive")
 
 
@@ -71,7 +73,7 @@ class Invoices:
                 INVOICE_OF_PERIOD,
                 mode="ignore",
                 partition_by=["period"],
-                configuration={VERSION_KEY: str(SCHEMA_VERSION)},
+                configuration=CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)},
                 raise_if_key_not_exists=False,
             )
         except (DeltaError, OSError) as error:
@@ -116,7 +118,7 @@ class Invoices:
         version = self._table.version()
         actions = [add_action(file, new=True, number="position") for file in files]
         try:
-            write_actions(self._table, actions, (APP, position), partition_by="period", clear_log=False)
+            write_actions(self._table, actions, (APP, position), partition_by="period")
             self._table.update_incremental()
             self._see()
             make_durable(self._table, version)

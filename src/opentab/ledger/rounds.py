@@ -79,6 +79,6 @@ def rounds(records: Sequence[BatchRecord], calendar: Calendar) -> list[Round]:
 
     The first record is only looked back at, unless it is batch 1.
     """
-    before: list[BatchRecord | None] = [None, *records[:-1]]
-    pairs = [Round(b, r) for b, r in zip(before, records, strict=True) if r.batch == 1 or b is not None]
-    return [round_ for round_ in pairs if round_.may_matter(calendar)]
+    pairs = zip([None, *records], records, strict=False)
+    all_rounds = [Round(before, record) for before, record in pairs if before is not None or record.batch == 1]
+    return [round_ for round_ in all_rounds if round_.may_matter(calendar)]

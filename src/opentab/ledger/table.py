@@ -53,7 +53,6 @@ def write_actions(
     *,
     mode: str = "append",
     partition_by: str = "kind",
-    clear_log: bool = True,
 ) -> None:
     """Commit file actions as one, with the number that fences them."""
     table.create_write_transaction(
@@ -62,7 +61,7 @@ def write_actions(
         table.schema(),
         [partition_by],
         commit_properties=CommitProperties(app_transactions=[Transaction(*transaction)]),
-        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=clear_log),
+        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
     )
 
 

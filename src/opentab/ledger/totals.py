@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from decimal import Decimal
 
 import duckdb
@@ -125,6 +126,46 @@ def type_totals(
             {"period": period},
         ).fetchall()
     ]
+
+
+@dataclass(slots=True)
+class RangeTotal:
+    """What was used in a range of days by one customer, or of one type."""
+
+    key: str
+    types: dict[str, int] = field(default_factory=dict)  # micros
+    event_count: int = 0
+
+    @property
+    def amount_micros(self) -> int:
+        return sum(self.types.values())
+
+
+def range_totals(
+    journal: Journal | None, first: date, last: date, *, by: str, customer: str | None = None
+) -> list[RangeTotal]:
+    """By customer or by type, in that order: what was used from one day to another, both included.
+
+    It goes by the events' own days, wherever they were billed.
+    """
+    if journal is None or journal.position == 0:
+        return []
+    with connect() as connection:
+        connection.register("entries", journal.entries())
+        rows = connection.execute(
+            f"""
+            select {by}, type, sum(amount_micros::decimal(38, 0)), sum(event_count)::bigint from entries
+            where day between $first and $last and ($customer is null or customer = $customer)
+            group by {by}, type order by {by}, type
+            """,
+            {"first": first, "last": last, "customer": customer},
+        ).fetchall()
+    found: dict[str, RangeTotal] = {}
+    for key, type_, micros, events in rows:
+        total = found.setdefault(key, RangeTotal(key))
+        total.types[type_] = int(micros)
+        total.event_count += events
+    return list(found.values())
 
 
 def _rows(

@@ -52,8 +52,8 @@ class Closer:
 
     def mark(self) -> None:
         """Record how far we looked, so that nobody looks again. Snapshots go beyond it from then on."""
-        invoices = Invoices.open(self._home.ledger_path)
-        if invoices is not None and invoices.position < self.position:
+        invoices = Invoices.create(self._home.ledger_path)
+        if invoices.position < self.position:
             invoices.commit(self.position, [])
 
     def anything_late(self, journal: Journal) -> bool:

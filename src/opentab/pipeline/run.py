@@ -54,7 +54,7 @@ class Progress:
     unread_segments: int
     seconds: float  # the last batch took
     invoices: int  # issued by this run, revisions among them
-    trouble: OpentabError | None  # why invoices cannot be delivered right now
+    trouble: OpentabError | None  # why invoices cannot be issued or delivered right now
 
 
 class Pipeline:
@@ -83,6 +83,7 @@ class Pipeline:
         self._quiet_since = time.monotonic()
         self._stop_asked = False
         self._invoices = 0
+        self._upkeep: Upkeep | None = None
         self._delivery: Delivery | None = None
 
     def stop(self) -> None:
@@ -119,8 +120,8 @@ class Pipeline:
             lock.release()
 
     def _run_spark(self, lock: HomeLock) -> None:
-        upkeep = self._upkeep = Upkeep(self.home, self._closer, run=self.run_id)
-        delivery = self._delivery = Delivery(self.home)
+        self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id)
+        self._delivery = delivery = Delivery(self.home)
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()
         heart.start()
@@ -186,12 +187,20 @@ class Pipeline:
             while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
-                bug = self._upkeep.bug or (self._delivery.bug if self._delivery else None)
-                if bug is not None:
-                    raise bug
+                self._raise_bug()
         finally:
             self._end(query)
         self._raise_failure(query)
+
+    def _wake_upkeep(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.batch_committed()
+
+    def _raise_bug(self) -> None:
+        """Stop if something behind the stream broke that no second try can mend."""
+        for part in (self._upkeep, self._delivery):
+            if part is not None and part.bug is not None:
+                raise part.bug
 
     def _tick_if_silent(self) -> None:
         """Let the clock move the watermark, if the home wants that and nothing came for long enough."""
@@ -203,7 +212,7 @@ class Pipeline:
         self._quiet_since = time.monotonic()
         if record is not None:
             self._batches += 1
-            self._upkeep.batch_committed()
+            self._wake_upkeep()
             self.watch(self._progress())
 
     def _end(self, query: StreamingQuery) -> None:
@@ -267,7 +276,7 @@ class Pipeline:
             self._batches += 1
             self._events += record.event_count
             self._rejections += record.rejection_count
-        self._upkeep.batch_committed()
+        self._wake_upkeep()
         self.watch(self._progress())
 
     def _finished(self) -> bool:
@@ -292,8 +301,12 @@ class Pipeline:
             unread_segments=self._unread(),
             seconds=self._batch_seconds,
             invoices=self._invoices,
-            trouble=self._delivery.trouble if self._delivery else None,
+            trouble=self._trouble(),
         )
+
+    def _trouble(self) -> OpentabError | None:
+        behind = [part for part in (self._upkeep, self._delivery) if part is not None]
+        return next((part.trouble for part in behind if part.trouble is not None), None)
 
     def _tell(self, issued: Issued) -> None:
         self._invoices += issued.invoice_count

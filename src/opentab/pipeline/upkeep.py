@@ -12,6 +12,7 @@ from opentab.ledger.journal import Journal
 from opentab.pipeline.closer import Closer
 
 SWEEP_SECONDS = 600
+RETRY_SECONDS = 5.0
 PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 
 
@@ -28,9 +29,12 @@ class Upkeep:
         self._swept = time.monotonic()
         self._batches = 0
         self._thread = threading.Thread(target=self._loop, name="upkeep", daemon=True)
+        self.trouble: OpentabError | None = None  # what is tried again
         self.bug: BaseException | None = None  # what must stop the pipeline
 
     def start(self) -> None:
+        """Begin with a look at what an earlier run may have left to do."""
+        self.batch_committed()
         self._thread.start()
 
     def batch_committed(self) -> None:
@@ -56,11 +60,15 @@ class Upkeep:
             seen = self._batches
             try:
                 self._work()
+                self.trouble = None
             except OpentabError as error:
                 if not error.retry_helps:
                     self.bug = error
                     return
-                # Nothing is lost: the next batch wakes us again. The stream says if the disk is full.
+                # Nothing is lost, and the stream goes on meanwhile.
+                self.trouble, seen = error, -1
+                self._pause.wait(RETRY_SECONDS)
+                self._wake.set()
             except BaseException as error:
                 self.bug = error
                 return
