@@ -20,14 +20,17 @@ class News:
         self._seen: set[tuple[str, int]] = set()
 
     def look(self) -> list[str]:
-        """One line for each period that was closed or revised since."""
+        """One line for each period that was closed or revised since, if there is anything to pay."""
         invoices = Invoices.open(self._home.ledger_path)
         if invoices is None:
             return []
         new = [files for files in file_sets(invoices) if (files.period, files.position) not in self._seen]
         new.sort(key=lambda files: files.position)
         self._seen |= {(files.period, files.position) for files in new}
-        return [self._line(files, statements_of(self._home, invoices, files)) for files in new]
+        found = [(files, statements_of(self._home, invoices, files)) for files in new]
+        return [
+            self._line(files, statements) for files, statements in found if any(Decimal(s.total) for s in statements)
+        ]
 
     def _line(self, files: FileSet, statements: list[Statement]) -> str:
         currency = self._home["billing.currency"]
