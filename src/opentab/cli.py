@@ -18,7 +18,7 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
-from opentab.errors import DiskFull, InputError, OpentabError, means_disk_full
+from opentab.errors import DiskFull, InputError, LedgerError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
@@ -472,17 +472,31 @@ def sql(home: Home, query: str, format_: str) -> None:
 @at_home
 def verify(home: Home, expected: bool, format_: str) -> int:
     """The independent audit: everything recomputed from the raw log, and compared."""
-    return _verify(home, open_journal_now(home), expected=expected, format_=format_)
+    return _verify(home, expected=expected, format_=format_)
 
 
-def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "table") -> int:
+def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
+    from opentab.audit import NoInvoices
     from opentab.audit import verify as audit
+    from opentab.ledger import balances
+    from opentab.ledger.invoices import Invoices
     from opentab.money import format_micros
 
+    journal = open_journal_now(home)
+    invoices = Invoices.open(home.ledger_path)
+    snapshot = balances.latest(home.ledger_path)
+    journal.refresh()  # a pipeline may be at work: by now the journal has all that the invoices were made from
+    if invoices is not None and invoices.position > journal.position:
+        raise LedgerError(
+            f"invoices were issued at position {invoices.position}, but the journal ends at {journal.position}",
+            hint="restore the whole ledger from one backup",
+        )
     with _bar(0, "verifying", always=True) as advance:
         report = audit(
             home,
             journal,
+            invoices=invoices or NoInvoices(),
+            balances=snapshot,
             expected=expected,
             progress=lambda _, total: advance(1, total=total, label="verifying"),
         )
@@ -503,6 +517,7 @@ def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "tab
                             "compared": c.compared,
                             "differences": c.differences,
                             "samples": c.samples,
+                            "note": c.note,
                         }
                         for c in report.checks
                     ],
@@ -620,7 +635,7 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
     signal.signal(signal.SIGTERM, _interrupt)
     watch(home, months=months, month_seconds=month_seconds, events=events, seed=seed)
     terminal.write()
-    code = _verify(home, open_journal_now(home), expected=True)
+    code = _verify(home, expected=True)
     code = code if compare_bills(home) else DIFFERENT
     terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
     return code
