@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from ledgers import SegmentFrame, names_of, open_job
 from opentab import config, money
-from opentab.audit import Check, NoInvoices, Report, verify
+from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
 from opentab.cli import commands
-from opentab.errors import LedgerError
+from opentab.errors import InputError, LedgerError
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD
@@ -208,6 +208,10 @@ def test_the_audit_agrees_with_every_ledger(plan: Plan) -> None:
         assert checked.note == ""
         last = balances.latest(books.home.ledger_path)
         assert check_of(report, "balances").compared == last.rows.count_rows()
+        for row in rows:
+            invoice = invoice_of(books.invoices, row["period"], row["customer"], row["revision"])
+            found = trace(books.home, books.journal, row["period"], row["customer"], upto=invoice.position)
+            assert found.total_minor(books.home["billing.currency"]) == invoice.total_minor == row["total_minor"]
 
 
 @settings(max_examples=8)
@@ -470,7 +474,7 @@ def test_both_know_the_same_minor_units() -> None:
     assert set(money.MINOR_DIGITS) == set(DECIMALS_BY_CURRENCY)
 
 
-# --- the command -------------------------------------------------------------------------------------
+# --- trace -------------------------------------------------------------------------------------
 
 
 def ask(books: Books, *args: str) -> tuple[int, str]:
@@ -481,11 +485,55 @@ def ask(books: Books, *args: str) -> tuple[int, str]:
     return int(result.return_value or 0), result.stdout
 
 
+def test_trace_of_a_revision(books: Books) -> None:
+    found = trace(books.home, books.journal, "2026-01", "ann", upto=2)
+    assert [(line.batch, line.amount_micros) for line in found.lines] == [(1, 5_000_000)]
+    code, shown = ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "2")
+    header, _, *lines, footer = shown.splitlines()
+    assert header.startswith("invoice of 2026-01 for ann, revision 2: 7.00 EUR, position 4, issued at 2")
+    assert [line.split()[0] for line in lines] == ["1", "3", "3"]
+    assert footer == "3 events, 7.000001 EUR in 2026-01 for ann; rounded 7.00, as the invoice says"
+    assert code == 0
+    _, first = ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "1")
+    assert first.splitlines()[-1] == "1 events, 5.000000 EUR in 2026-01 for ann; rounded 5.00, as the invoice says"
+    _, csv = ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "1", "--format", "csv")
+    assert len(csv.splitlines()) == 2
+    _, events = ask(
+        books, "trace", "--period", "2026-02", "--customer", "ann", "--revision", "1", "--events", "--format", "csv"
+    )
+    assert [line.split(",")[4] for line in events.splitlines()[1:]] == ["usage", "usage", "usage", "adjustment"]
+
+
+def test_trace_without_a_revision_is_as_before(books: Books) -> None:
+    code, shown = ask(books, "trace", "--period", "2026-01", "--customer", "ann")
+    assert shown.splitlines()[0].startswith("batch")
+    assert shown.splitlines()[-1] == "3 events, 7.000001 EUR in 2026-01 for ann"
+    assert code == 0
+
+
+def test_a_revision_that_does_not_exist(books: Books) -> None:
+    with pytest.raises(InputError, match=r"there is no revision 3 of the invoice of 2026-01 for 'ann'") as error:
+        ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "3")
+    assert error.value.hint == "there are: 1, 2"
+    with pytest.raises(InputError) as error:
+        ask(books, "trace", "--period", "2026-03", "--customer", "ann", "--revision", "1")
+    assert error.value.hint == "none has been issued yet; leave out --revision"
+
+
 def test_verify_as_a_command(books: Books) -> None:
     code, shown = ask(books, "verify")
     assert code == 0
     assert "agrees   invoices                  5 compared\n" in shown
     assert "agrees   balances                  5 compared\n" in shown
+
+
+def test_an_invoice_that_its_cents_do_not_add_up_to(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row | {"total_minor": row["total_minor"] + 1} for row in rows_of(books.invoices)]
+    monkeypatch.setattr(Invoices, "open", lambda _: FakeInvoices(8, rows))
+    code, shown = ask(books, "trace", "--period", "2026-01", "--customer", "bob", "--revision", "1")
+    assert code == 1
+    assert "revision 1: 1.01 EUR" in shown
+    assert shown.splitlines()[-1].endswith("1.005000 EUR in 2026-01 for bob; rounded 1.00, NOT what the invoice says")
 
 
 def test_invoices_of_another_backup(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -548,17 +548,27 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
 @commands.command()
 @click.option("--period", required=True, metavar="2026-01")
 @click.option("--customer", required=True, metavar="NAME")
+@click.option("--revision", type=int, metavar="R", help="only what this revision of the invoice was made from")
 @click.option("--events", is_flag=True, help="every raw event with its place in the log, not only the batches")
 @click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
 @at_home
-def trace(home: Home, period: str, customer: str, events: bool, format_: str) -> int:
+def trace(home: Home, period: str, customer: str, revision: int | None, events: bool, format_: str) -> int:
     """The batches and log places that a customer's cents of a period came from."""
+    from opentab.audit import NoInvoices, invoice_of
     from opentab.audit import trace as follow
-    from opentab.money import format_micros
+    from opentab.ledger.invoices import Invoices
+    from opentab.money import format_micros, format_minor
     from opentab.periods import format_us, parse_period
 
+    parse_period(period)
     journal = open_journal_now(home)
-    found = follow(home, journal, parse_period(period), customer)
+    invoice = None
+    if revision is not None:
+        invoice = invoice_of(Invoices.open(home.ledger_path) or NoInvoices(), period, customer, revision)
+        journal.refresh()  # by now it has all that the invoice was made from
+    found = follow(home, journal, period, customer, upto=invoice.position if invoice else None)
+    currency = home["billing.currency"]
+    adds_up = invoice is None or invoice.total_minor == found.total_minor(currency)
     taken = {record.batch: record.taken for record in journal.batches()}
     if events:
         columns = ["batch", "place", "time", "type", "kind", "period", "amount"]
@@ -599,10 +609,18 @@ def trace(home: Home, period: str, customer: str, events: bool, format_: str) ->
     elif format_ == "csv":
         terminal.print_csv(columns, rows)
     else:
+        whose = f"{period} for {terminal.printable(customer)}"
+        if invoice:
+            head = f"invoice of {whose}, revision {invoice.revision}: {format_minor(invoice.total_minor, currency)}"
+            issued = f"position {invoice.position}, issued at {format_us(invoice.issued_us)}"
+            terminal.write(f"{head} {currency}, {issued}")
         terminal.print_table(columns, rows, right=[c for c in ("batch", "amount", "events") if c in columns])
-        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {home['billing.currency']}"
-        terminal.write(terminal.paint(f"{total} in {period} for {terminal.printable(customer)}", terminal.DIM))
-    return OK if found.lines else DIFFERENT
+        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {currency} in {whose}"
+        if invoice:
+            rounded = format_minor(found.total_minor(currency), currency)
+            total += f"; rounded {rounded}, {'as the invoice says' if adds_up else 'NOT what the invoice says'}"
+        terminal.write(terminal.paint(total, terminal.DIM))
+    return OK if found.lines and adds_up else DIFFERENT
 
 
 def _kind(adjustment: bool) -> str:

@@ -6,7 +6,7 @@ Nothing is shared with the pipeline but the vocabulary (events, records, errors)
 from opentab.audit.balances import Balances
 from opentab.audit.check import Check
 from opentab.audit.invoices import Invoices, NoInvoices
-from opentab.audit.trace import Trace, TracedEvent, TracedLine, trace
+from opentab.audit.trace import Trace, TracedEvent, TracedInvoice, TracedLine, invoice_of, trace
 from opentab.audit.verify import Journal, Report, verify
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "Report",
     "Trace",
     "TracedEvent",
+    "TracedInvoice",
     "TracedLine",
+    "invoice_of",
     "trace",
     "verify",
 ]
