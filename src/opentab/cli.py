@@ -18,7 +18,7 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
-from opentab.errors import DiskFull, InputError, OpentabError, means_disk_full
+from opentab.errors import DiskFull, InputError, LedgerError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
@@ -472,17 +472,31 @@ def sql(home: Home, query: str, format_: str) -> None:
 @at_home
 def verify(home: Home, expected: bool, format_: str) -> int:
     """The independent audit: everything recomputed from the raw log, and compared."""
-    return _verify(home, open_journal_now(home), expected=expected, format_=format_)
+    return _verify(home, expected=expected, format_=format_)
 
 
-def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "table") -> int:
+def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
+    from opentab.audit import NoInvoices
     from opentab.audit import verify as audit
+    from opentab.ledger import balances
+    from opentab.ledger.invoices import Invoices
     from opentab.money import format_micros
 
+    journal = open_journal_now(home)
+    invoices = Invoices.open(home.ledger_path)
+    snapshot = balances.latest(home.ledger_path)
+    journal.refresh()  # a pipeline may be at work: by now the journal has all that the invoices were made from
+    if invoices is not None and invoices.position > journal.position:
+        raise LedgerError(
+            f"invoices were issued at position {invoices.position}, but the journal ends at {journal.position}",
+            hint="restore the whole ledger from one backup",
+        )
     with _bar(0, "verifying", always=True) as advance:
         report = audit(
             home,
             journal,
+            invoices=invoices or NoInvoices(),
+            balances=snapshot,
             expected=expected,
             progress=lambda _, total: advance(1, total=total, label="verifying"),
         )
@@ -503,6 +517,7 @@ def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "tab
                             "compared": c.compared,
                             "differences": c.differences,
                             "samples": c.samples,
+                            "note": c.note,
                         }
                         for c in report.checks
                     ],
@@ -533,17 +548,27 @@ def _verify(home: Home, journal: Journal, *, expected: bool, format_: str = "tab
 @commands.command()
 @click.option("--period", required=True, metavar="2026-01")
 @click.option("--customer", required=True, metavar="NAME")
+@click.option("--revision", type=int, metavar="R", help="only what this revision of the invoice was made from")
 @click.option("--events", is_flag=True, help="every raw event with its place in the log, not only the batches")
 @click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
 @at_home
-def trace(home: Home, period: str, customer: str, events: bool, format_: str) -> int:
+def trace(home: Home, period: str, customer: str, revision: int | None, events: bool, format_: str) -> int:
     """The batches and log places that a customer's cents of a period came from."""
+    from opentab.audit import NoInvoices, invoice_of
     from opentab.audit import trace as follow
-    from opentab.money import format_micros
+    from opentab.ledger.invoices import Invoices
+    from opentab.money import format_micros, format_minor
     from opentab.periods import format_us, parse_period
 
+    parse_period(period)
     journal = open_journal_now(home)
-    found = follow(home, journal, parse_period(period), customer)
+    invoice = None
+    if revision is not None:
+        invoice = invoice_of(Invoices.open(home.ledger_path) or NoInvoices(), period, customer, revision)
+        journal.refresh()  # by now it has all that the invoice was made from
+    found = follow(home, journal, period, customer, upto=invoice.position if invoice else None)
+    currency = home["billing.currency"]
+    adds_up = invoice is None or invoice.total_minor == found.total_minor(currency)
     taken = {record.batch: record.taken for record in journal.batches()}
     if events:
         columns = ["batch", "place", "time", "type", "kind", "period", "amount"]
@@ -584,10 +609,18 @@ def trace(home: Home, period: str, customer: str, events: bool, format_: str) ->
     elif format_ == "csv":
         terminal.print_csv(columns, rows)
     else:
+        whose = f"{period} for {terminal.printable(customer)}"
+        if invoice:
+            head = f"invoice of {whose}, revision {invoice.revision}: {format_minor(invoice.total_minor, currency)}"
+            issued = f"position {invoice.position}, issued at {format_us(invoice.issued_us)}"
+            terminal.write(f"{head} {currency}, {issued}")
         terminal.print_table(columns, rows, right=[c for c in ("batch", "amount", "events") if c in columns])
-        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {home['billing.currency']}"
-        terminal.write(terminal.paint(f"{total} in {period} for {terminal.printable(customer)}", terminal.DIM))
-    return OK if found.lines else DIFFERENT
+        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {currency} in {whose}"
+        if invoice:
+            rounded = format_minor(found.total_minor(currency), currency)
+            total += f"; rounded {rounded}, {'as the invoice says' if adds_up else 'NOT what the invoice says'}"
+        terminal.write(terminal.paint(total, terminal.DIM))
+    return OK if found.lines and adds_up else DIFFERENT
 
 
 def _kind(adjustment: bool) -> str:
@@ -620,7 +653,7 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
     signal.signal(signal.SIGTERM, _interrupt)
     watch(home, months=months, month_seconds=month_seconds, events=events, seed=seed)
     terminal.write()
-    code = _verify(home, open_journal_now(home), expected=True)
+    code = _verify(home, expected=True)
     code = code if compare_bills(home) else DIFFERENT
     terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
     return code

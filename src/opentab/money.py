@@ -13,8 +13,9 @@ AMOUNT_MICROS_MAX = 10**AMOUNT_DIGITS_MAX * MICROS_PER_UNIT - 1
 
 # Decimals of the minor unit (ISO 4217); every currency that is not named has two.
 MINOR_DIGITS = {
-    **dict.fromkeys("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF".split(), 0),
+    **dict.fromkeys("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF".split(), 0),
     **dict.fromkeys("BHD IQD JOD KWD LYD OMR TND".split(), 3),
+    **dict.fromkeys("CLF UYW".split(), 4),
 }
 
 Micros = TypeVar("Micros", int, npt.NDArray[np.int64])

@@ -9,12 +9,15 @@ import duckdb
 import pyarrow.dataset as ds
 
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
+from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
 from opentab.audit.raw import RawLog
 from opentab.audit.recompute import days_in, places
+from opentab.audit.rounding import half_even, minor_micros
 from opentab.audit.verify import Journal
 from opentab.audit.wire import Counted, decide
 from opentab.config import Home
+from opentab.errors import InputError
 from opentab.records import BatchRecord
 
 
@@ -47,6 +50,16 @@ class TracedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedInvoice:
+    """One revision of a customer's invoice, as it was issued."""
+
+    revision: int
+    position: int
+    total_minor: int
+    issued_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One customer's bill of one period, by batch; `events` leads on to the raw log."""
 
@@ -64,6 +77,10 @@ class Trace:
     @property
     def event_count(self) -> int:
         return sum(line.event_count for line in self.lines)
+
+    def total_minor(self, currency: str) -> int:
+        """The amount as an invoice rounds it."""
+        return half_even(self.amount_micros, minor_micros(currency))
 
     def events(self) -> Iterator[TracedEvent]:
         """The raw events in the order of the log, one segment in memory at a time."""
@@ -97,13 +114,18 @@ class Trace:
                             )
 
 
-def trace(home: Home, journal: Journal, period: str, customer: str) -> Trace:
-    """Where a customer's total of a period came from: the journal's lines, and the raw events behind them."""
-    records = {record.batch: record for record in journal.batches()}
+def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int | None = None) -> Trace:
+    """Where a customer's total of a period came from: the journal's lines, and the raw events behind them.
+
+    With `upto` only the batches that an invoice of that position was made from.
+    """
+    records = {record.batch: record for record in journal.batches() if upto is None or record.batch <= upto}
     wanted = month_of_period(period)
     lines: list[TracedLine] = []
     billed: dict[tuple[int, int], bool] = {}
     for batch, own_month, type_, amount, count, first_us, last_us in _entries(journal, customer):
+        if upto is not None and batch > upto:
+            continue
         record = records[batch]
         before = records.get(batch - 1)
         month = billed_month(
@@ -118,6 +140,26 @@ def trace(home: Home, journal: Journal, period: str, customer: str) -> Trace:
         lines.append(TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us))
     concerned = [records[batch] for batch in sorted({batch for batch, _ in billed})]
     return Trace(period, customer, lines, RawLog(home.log_path), concerned, billed)
+
+
+def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) -> TracedInvoice:
+    """One revision of a customer's invoice of a period; raises InputError where there is none."""
+    mine = (ds.field("period") == period) & (ds.field("customer") == customer)
+    columns = ["revision", "position", "total_minor", "issued_at"]
+    with duckdb.connect(":memory:") as con:
+        con.register("mine", invoices.rows().scanner(columns=columns, filter=mine).to_table())
+        found = con.execute(
+            "SELECT revision, any_value(position), any_value(total_minor), any_value(epoch_us(issued_at))"
+            " FROM mine GROUP BY revision ORDER BY revision"
+        ).fetchall()
+    for number, position, total_minor, issued_us in found:
+        if number == revision:
+            return TracedInvoice(number, position, int(total_minor), issued_us)
+    there = ", ".join(str(number) for number, *_ in found)
+    raise InputError(
+        f"there is no revision {revision} of the invoice of {period} for {customer!r}",
+        hint=f"there are: {there}" if there else "none has been issued yet; leave out --revision",
+    )
 
 
 def _entries(journal: Journal, customer: str) -> list[tuple[int, int, str, int, int, int, int]]:

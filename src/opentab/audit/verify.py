@@ -5,29 +5,27 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from opentab.audit.days import DAY_US, EPOCH, FIRST_DAY, period_of_month
-from opentab.audit.lateness import Mark, billed_month
+from opentab.audit.balances import Balances, check_balances
+from opentab.audit.bills import bill
+from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, money, sums
+from opentab.audit.days import DAY_US, FIRST_DAY
+from opentab.audit.invoices import Invoices, check_invoices
+from opentab.audit.lateness import Mark
 from opentab.audit.raw import RawLog
-from opentab.audit.recompute import Progress, Recomputed, days_in, recompute, to_table
+from opentab.audit.recompute import Progress, Recomputed, recompute
 from opentab.config import Home
 from opentab.money import format_micros
 from opentab.records import BatchRecord, PartitionState
 
-SAMPLES_MAX = 20
 MEMORY_LIMIT = "1GB"
-SCHEMA_BILLED = pa.schema(
-    [("batch", pa.int64()), ("own_month", pa.int64()), ("own_period", pa.string()), ("period", pa.string())]
-)
-OWN_MONTH = "year(day) * 12 + month(day) - 1"
 
 
 class Journal(Protocol):
@@ -36,21 +34,6 @@ class Journal(Protocol):
     def batches(self) -> list[BatchRecord]: ...
     def entries(self) -> ds.Dataset: ...
     def rejections(self) -> ds.Dataset: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was compared: how much of it, how many differences, and the first of them."""
-
-    name: str
-    compared: int
-    differences: int
-    samples: list[str]
-    note: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        return self.differences == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +58,19 @@ def verify(
     home: Home,
     journal: Journal,
     *,
+    invoices: Invoices | None = None,
+    balances: Balances | None = None,
     expected: bool = True,
     keep_totals: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Recompute everything from the raw log and compare it with the journal.
+    """Recompute everything from the raw log and compare it with the journal, and what was made of it.
 
     1. read and count every batch's segments again (log, batches)
     2. compare the sums and the refused lines (entries, rejections)
     3. recompute the watermarks, and with them what is billed where (watermarks, totals)
-    4. compare with the bills that the simulator knew beforehand, if there are any
+    4. recompute what was due when, and the running totals (invoices, balances), where they are given
+    5. compare with the bills that the simulator knew beforehand, if there are any
     """
     began = time.monotonic()
     log = RawLog(home.log_path)
@@ -101,8 +87,13 @@ def verify(
             _check_entries(con),
             _check_rejections(con),
             _check_watermarks(batches, recount, log, marks),
-            _check_totals(con, batches, marks),
         ]
+        billed = bill(con, batches, marks, entries="recounted", name="log_bills")
+        checks.append(_check_totals(con, batches))
+        if invoices is not None:
+            checks.append(check_invoices(con, invoices, batches, marks, billed))
+        if balances is not None:
+            checks.append(check_balances(con, balances, batches, marks, billed))
         bills = home.expected_path / "bills.csv"
         if expected and bills.exists():
             checks.append(_check_expected(con, bills, len(waiting)))
@@ -117,28 +108,6 @@ def verify(
             seconds=time.monotonic() - began,
             totals=_totals(con) if keep_totals else None,
         )
-
-
-@dataclass(slots=True)
-class _Tally:
-    """A check in the making."""
-
-    name: str
-    compared: int = 0
-    differences: int = 0
-    samples: list[str] = field(default_factory=list)
-
-    def differ(self, text: str) -> None:
-        self.differences += 1
-        if len(self.samples) < SAMPLES_MAX:
-            self.samples.append(text)
-
-    def compare(self, what: str, *, journal: object, log: object) -> None:
-        if journal != log:
-            self.differ(f"{what}: the journal says {_shown(journal)}, the log says {_shown(log)}")
-
-    def done(self, note: str = "") -> Check:
-        return Check(self.name, self.compared, self.differences, self.samples, note)
 
 
 def _connect(scratch: str) -> duckdb.DuckDBPyConnection:
@@ -174,7 +143,7 @@ def _positions(batches: Sequence[BatchRecord]) -> dict[str, int]:
 
 
 def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, waiting: int) -> Check:
-    tally = _Tally("log", compared=recount.segments)
+    tally = Tally("log", compared=recount.segments)
     positions: dict[str, int] = {}
     for record in batches:
         for partition, (first, last) in sorted(record.taken.items()):
@@ -193,7 +162,7 @@ def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, waiting: int
 
 
 def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
-    tally = _Tally("batches", compared=len(batches))
+    tally = Tally("batches", compared=len(batches))
     for number, record in enumerate(batches, start=1):
         facts = recount.facts[record.batch]
         where = f"batch {record.batch}"
@@ -241,8 +210,8 @@ def _check_entries(con: duckdb.DuckDBPyConnection) -> Check:
         "j_amount IS DISTINCT FROM r_amount OR j_events IS DISTINCT FROM r_events"
         " OR j_first IS DISTINCT FROM r_first OR j_last IS DISTINCT FROM r_last"
     )
-    tally = _Tally("entries", compared=_count(con, "SELECT count(*) FROM compared"))
-    tally.differences = _count(con, f"SELECT count(*) FROM compared WHERE {differs}")
+    tally = Tally("entries", compared=count(con, "SELECT count(*) FROM compared"))
+    tally.differences = count(con, f"SELECT count(*) FROM compared WHERE {differs}")
     rows = con.execute(
         f"SELECT batch, CAST(day AS VARCHAR), customer, type, j_amount, r_amount, j_events, r_events,"
         f" j_first, r_first, j_last, r_last FROM compared WHERE {differs} ORDER BY ALL LIMIT {SAMPLES_MAX}"
@@ -251,7 +220,7 @@ def _check_entries(con: duckdb.DuckDBPyConnection) -> Check:
         journal, raw = sides[0::2], sides[1::2]
         tally.samples.append(
             f"batch {batch}, {day}, customer {customer!r}, {type_}:"
-            f" the journal says {_sums(journal)}, the log says {_sums(raw)}"
+            f" the journal says {sums(journal)}, the log says {sums(raw)}"
         )
     con.execute("DROP TABLE compared")
     return tally.done()
@@ -271,8 +240,8 @@ def _check_rejections(con: duckdb.DuckDBPyConnection) -> Check:
         """
     )
     differs = "j_n IS DISTINCT FROM r_n OR j_reason IS DISTINCT FROM r_reason OR NOT same_raw"
-    tally = _Tally("rejections", compared=_count(con, "SELECT count(*) FROM compared"))
-    tally.differences = _count(con, f"SELECT count(*) FROM compared WHERE {differs}")
+    tally = Tally("rejections", compared=count(con, "SELECT count(*) FROM compared"))
+    tally.differences = count(con, f"SELECT count(*) FROM compared WHERE {differs}")
     rows = con.execute(
         f"SELECT batch, place, j_n, j_reason, r_n, r_reason FROM compared WHERE {differs}"
         f" ORDER BY ALL LIMIT {SAMPLES_MAX}"
@@ -289,7 +258,7 @@ def _check_watermarks(
     batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, marks: dict[int, Mark]
 ) -> Check:
     """Recompute the watermark after each batch into `marks`, and compare."""
-    tally = _Tally("watermarks", compared=len(batches))
+    tally = Tally("watermarks", compared=len(batches))
     states: dict[str, PartitionState] = {}
     watermark_us: int | None = None
     final_us: int | None = None
@@ -340,16 +309,16 @@ def _check_watermarks(
         newest_us = max((s.latest_us for s in states.values() if s.latest_us is not None), default=None)
 
         where = f"batch {record.batch}"
-        tally.compare(f"{where}, watermark", journal=_at(record.watermark_us), log=_at(watermark_us))
+        tally.compare(f"{where}, watermark", journal=instant(record.watermark_us), log=instant(watermark_us))
         if record.final_us != final_us:
             tally.compare(f"{where}, final up to", journal=record.final_us, log=final_us)
-        tally.compare(f"{where}, newest event", journal=_at(record.newest_us), log=_at(newest_us))
+        tally.compare(f"{where}, newest event", journal=instant(record.newest_us), log=instant(newest_us))
         _compare_states(tally, where, record.partitions, states)
     return tally.done()
 
 
 def _compare_states(
-    tally: _Tally, where: str, journal: Mapping[str, PartitionState], log: Mapping[str, PartitionState]
+    tally: Tally, where: str, journal: Mapping[str, PartitionState], log: Mapping[str, PartitionState]
 ) -> None:
     for partition in sorted({*journal, *log}):
         theirs, ours = journal.get(partition), log.get(partition)
@@ -357,13 +326,12 @@ def _compare_states(
             tally.compare(f"{where}, log partition {partition!r}", journal=theirs, log=ours)
 
 
-def _check_totals(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], marks: Mapping[int, Mark]) -> Check:
+def _check_totals(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord]) -> Check:
     """What each customer owes for each period: from the log alone, and from the journal alone."""
     recorded = {record.batch: Mark(record.watermark_us, record.final_us) for record in batches}
-    _bill(con, batches, marks, entries="recounted", name="log_bills")
-    _bill(con, batches, recorded, entries="journal_entries", name="journal_bills")
+    bill(con, batches, recorded, entries="journal_entries", name="journal_bills")
     side = "SELECT period, customer, sum(amount_micros) AS amount, sum(events) AS events FROM {} GROUP BY ALL"
-    return _compare_bills(
+    check = _compare_bills(
         con,
         "totals",
         f"({side.format('journal_bills')})",
@@ -371,6 +339,8 @@ def _check_totals(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord]
         differs="j.amount IS DISTINCT FROM r.amount OR j.events IS DISTINCT FROM r.events",
         says="the journal says",
     )
+    con.execute("DROP TABLE journal_bills")
+    return check
 
 
 def _check_expected(con: duckdb.DuckDBPyConnection, bills: Path, waiting: int) -> Check:
@@ -407,49 +377,17 @@ def _compare_bills(
     note: str = "",
 ) -> Check:
     joined = f"{theirs} j FULL OUTER JOIN {ours} r ON j.period = r.period AND j.customer = r.customer"
-    tally = _Tally(name, compared=_count(con, f"SELECT count(*) FROM {joined}"))
-    tally.differences = _count(con, f"SELECT count(*) FROM {joined} WHERE {differs}")
+    tally = Tally(name, compared=count(con, f"SELECT count(*) FROM {joined}"))
+    tally.differences = count(con, f"SELECT count(*) FROM {joined} WHERE {differs}")
     rows = con.execute(
         f"SELECT coalesce(j.period, r.period), coalesce(j.customer, r.customer), j.amount, r.amount"
         f" FROM {joined} WHERE {differs} ORDER BY ALL LIMIT {SAMPLES_MAX}"
     ).fetchall()
     for period, customer, theirs_micros, ours_micros in rows:
         tally.samples.append(
-            f"{period}, customer {customer!r}: {says} {_money(theirs_micros)}, the log says {_money(ours_micros)}"
+            f"{period}, customer {customer!r}: {says} {money(theirs_micros)}, the log says {money(ours_micros)}"
         )
     return tally.done(note)
-
-
-def _bill(
-    con: duckdb.DuckDBPyConnection,
-    batches: Sequence[BatchRecord],
-    marks: Mapping[int, Mark],
-    *,
-    entries: str,
-    name: str,
-) -> None:
-    """Make the table `name` (period, customer, type, own_period, amount_micros, events)."""
-    rules = {record.batch: record.rules for record in batches}
-    rows = con.execute(f"SELECT DISTINCT batch, {OWN_MONTH} FROM {entries} WHERE day IS NOT NULL").fetchall()
-    where = []
-    for batch, month in rows:
-        billed = month
-        if batch in rules:
-            days = days_in(rules[batch].zone)
-            billed = billed_month(month, before=marks.get(batch - 1, Mark()), days=days)
-        where.append((batch, month, period_of_month(month), period_of_month(billed)))
-    con.register("billed", to_table(where, SCHEMA_BILLED))
-    con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE {name} AS
-        SELECT period, customer, type, own_period,
-            sum(amount_micros) AS amount_micros, CAST(sum(event_count) AS BIGINT) AS events
-        FROM (SELECT *, {OWN_MONTH} AS own_month FROM {entries}) e
-        JOIN billed USING (batch, own_month)
-        GROUP BY period, customer, type, own_period
-        """
-    )
-    con.unregister("billed")
 
 
 def _totals(con: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -459,44 +397,12 @@ def _totals(con: duckdb.DuckDBPyConnection) -> pa.Table:
     ).to_arrow_table()
 
 
-def _count(con: duckdb.DuckDBPyConnection, sql: str) -> int:
-    row = con.execute(sql).fetchone()
-    return int(row[0]) if row else 0
-
-
 def _later(a: int | None, b: int | None) -> int | None:
     known = [x for x in (a, b) if x is not None]
     return max(known) if known else None
-
-
-def _shown(value: object) -> str:
-    return "nothing" if value is None else str(value)
-
-
-def _at(at_us: int | None) -> str | None:
-    """An instant to the microsecond; as a number where Python's calendar does not reach."""
-    if at_us is None:
-        return None
-    try:
-        at = EPOCH + timedelta(microseconds=at_us)
-    except OverflowError:
-        return f"{at_us} us"
-    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _money(micros: Any) -> str:
-    return "nothing" if micros is None else format_micros(int(micros))
 
 
 def _times(reason: str | None, count: int | None) -> str:
     if count is None:
         return "nothing"
     return f"{reason}" if count == 1 else f"{reason}, {count} times"
-
-
-def _sums(side: Sequence[Any]) -> str:
-    amount, events, first_us, last_us = side
-    if amount is None:
-        return "nothing"
-    span = f"{_shown(_at(first_us))} to {_shown(_at(last_us))}"
-    return f"{format_micros(int(amount))} in {events} events ({span})"
