@@ -197,6 +197,17 @@ def test_months_end_by_the_zones_own_clocks(tmp_path: Path, zone: str, before: s
     assert (invoice.customer, invoice.total) == ("ann", "1.00")
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Kiritimati"])
+def test_months_at_the_calendars_ends(tmp_path: Path, zone: str) -> None:
+    home = new_home(tmp_path / "home", f'[billing]\nzone = "{zone}"\nfuture_skew = "36500d"\n')
+    bill(home, event("ann", "1.00", "0001-01-02T00:00:00Z"))
+    bill(home, event("ann", "2.00", "0001-01-03T00:00:00Z"))
+    bill(home, event("ann", "4.00", "0001-03-03T00:00:00Z"))
+    assert [(s.period, s.total) for s in issued(home)] == [("0001-01", "3.00")]
+    bill(home, event("ann", "8.00", "2100-12-30T00:00:00Z"))
+    assert [(s.period, s.total) for s in issued(home)] == [("0001-01", "3.00"), ("0001-03", "4.00")]
+
+
 def test_what_was_issued_is_not_issued_again(home: Home) -> None:
     check(home, """
         ann Jan-10 CALL 5.00

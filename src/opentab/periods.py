@@ -168,8 +168,8 @@ class Calendar:
         return int(self.days_of(np.array([us], dtype=np.int64))[0])
 
     def period_of(self, us: int) -> Period:
-        """The period that contains the instant."""
-        return period_of_day(self.day_of(us))
+        """The period that contains the instant, or the calendar's first or last where it has none."""
+        return period_of_day(min(max(self.day_of(us), DAY_MIN), DAY_MAX))
 
     def start_us(self, period: Period) -> int:
         """The first instant of the period."""

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from opentab.ledger.journal import Journal
-from opentab.periods import Calendar, period_of_day, period_of_month
+from opentab.periods import DAY_MAX, DAY_MIN, Calendar, period_of_day, period_of_month
 from opentab.records import BatchRecord
 
 # W(0): before the first batch nothing is late.
@@ -80,7 +80,7 @@ def batch_facts(records: Sequence[BatchRecord], calendar: Calendar) -> pa.Table:
         before, facts = before[1:], facts[1:]
     final_us = np.array([_or_never(r.final_us if r else None) for r in before[: len(facts)]], np.int64)
     watermark_us = np.array([_or_never(r.watermark_us if r else None) for r in before[: len(facts)]], np.int64)
-    days = calendar.days_of(np.where(watermark_us == BEFORE_ALL_US, 0, watermark_us))
+    days = np.clip(calendar.days_of(np.where(watermark_us == BEFORE_ALL_US, 0, watermark_us)), DAY_MIN, DAY_MAX)
     names = {int(day): period_of_day(int(day)) for day in np.unique(days)}
     return pa.table(
         {

@@ -23,12 +23,11 @@ from opentab.ledger import balances
 from opentab.ledger.billed import OWN_MONTH, connect, register
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.issue import issue_over
+from opentab.ledger.issue import INVOICE_OF_PERIOD, issue_over
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import Round
 from opentab.ledger.table import trouble
 from opentab.periods import Calendar, Period, month_number, to_us
-from opentab.records import INVOICE
 
 MEMORY_LIMIT = "1GB"  # of a closing; the rest goes to the disk
 PART_ROWS = 500_000  # how many lines are made into invoices in one go
@@ -147,7 +146,8 @@ class Closing:
         closed = ", ".join(f"'{period}'" for period in due.closed) or "null"
         wanted = f"period in ({closed}) or {IS_CONCERNED}" if due.revised else f"period in ({closed})"
         self.connection.execute(f"create or replace temp table all_lines as {LINES.format(wanted=wanted)}")
-        before = self._invoices.rows() if self._invoices and due.revised else INVOICE_NONE
+        files = [file for file in self._invoices.files if file.period in due.revised] if self._invoices else []
+        before = self._invoices.rows_of(files) if self._invoices else INVOICE_OF_PERIOD.empty_table()
         self.connection.register("invoices", before)
         self.connection.execute(f"create or replace temp table all_issued as {ISSUED}")
         return True
@@ -174,9 +174,6 @@ class Closing:
         below = [f"customer < {text}" for text in texts] + ["true"]
         above = ["true"] + [f"customer >= {text}" for text in texts]
         return [f"{low} and {high}" for low, high in zip(above, below, strict=True)]
-
-
-INVOICE_NONE = pa.schema([pa.field("period", pa.string()), *INVOICE]).empty_table()
 
 
 def ground(journal: Journal, upto: int) -> balances.Snapshot:
@@ -271,6 +268,6 @@ def preview(
         has_invoices = invoices is not None and invoices.latest_position(period) > 0
         due = Due(closed=(), revised=(period,)) if has_invoices else Due(closed=(period,), revised=())
         if not closing.prepare(due):
-            return INVOICE_NONE
+            return INVOICE_OF_PERIOD.empty_table()
         chunks = list(closing.issue(currency=currency, issued_us=None))
-        return pa.concat_tables(chunks) if chunks else INVOICE_NONE
+        return pa.concat_tables(chunks) if chunks else INVOICE_OF_PERIOD.empty_table()

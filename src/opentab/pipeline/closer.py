@@ -54,7 +54,12 @@ class Closer:
         """Record how far we looked, so that nobody looks again. Snapshots go beyond it from then on."""
         invoices = Invoices.create(self._home.ledger_path)
         if invoices.position < self.position:
-            invoices.commit(self.position, [])
+            try:
+                invoices.commit(self.position, [])
+            except Fenced:
+                # Someone issued meanwhile; what we looked at is looked at once more.
+                if not self._is_ours():
+                    raise
 
     def anything_late(self, journal: Journal) -> bool:
         """Whether a round at the journal's position would revise anything."""
@@ -74,6 +79,8 @@ class Closer:
     def _close_due(self, journal: Journal) -> list[Issued]:
         invoices = Invoices.open(self._home.ledger_path)
         done = max(self.position, invoices.position if invoices else 0)
+        if invoices is not None and invoices.position > journal.position:
+            journal.refresh()
         if invoices is not None and invoices.position > journal.position:
             raise LedgerError(
                 f"invoices were issued at position {invoices.position}, but the journal ends at {journal.position}",

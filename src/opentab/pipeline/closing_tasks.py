@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyspark.errors import PySparkException
 
+from opentab.errors import LedgerError
 from opentab.ledger.billed import batch_facts, connect, period_ends
 from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
 from opentab.ledger.issue import ISSUED, issue_over
@@ -36,8 +38,15 @@ def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order
     used = used_rows(spark, closing).where(F.col("period").isin(*due.closed))
     parts = closing.row_count() // PART_ROWS + 1
     tasks = used.repartitionByRange(parts, "customer").mapInArrow(partial(stage_part, order=order), REPORT_SCHEMA)
+    try:
+        reports = tasks.collect()
+    except PySparkException as error:
+        raise LedgerError(
+            f"Spark's tasks could not close at position {order.position}: {str(error).splitlines()[0][:200]}",
+            retry_helps=True,
+        ) from error
     staged = Staged([], 0)
-    for row in tasks.collect():
+    for row in reports:
         staged += msgspec.json.decode(bytes(row[0]), type=Staged)
     return staged
 
