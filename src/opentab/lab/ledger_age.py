@@ -63,7 +63,7 @@ class SyntheticLedger:
             partitions={"default": PartitionState(batch, now_us, now_us, idle=False)},
             taken={"default": (batch, batch)},
             watermark_us=now_us - self.home.rules.out_of_orderness_us,
-            final_us=None,
+            final_us=now_us - self.home.rules.out_of_orderness_us - self.home.rules.allowed_lateness_us,
             newest_us=now_us,
             event_count=1,
             sum_micros=str(MICROS),
