@@ -659,6 +659,25 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
     return code
 
 
+@commands.command()
+@click.option("--host", metavar="ADDRESS", help="where to listen [server.host]")
+@click.option("--port", type=int, help="where to listen [server.port]")
+@click.option("--workers", type=int, help="HTTP processes [server.workers]")
+@at_home
+def serve(home: Home, host: str | None, port: int | None, workers: int | None) -> None:
+    """A replica and its HTTP server: live answers, also while the pipeline is down."""
+    from opentab.server.serve import serve as listen
+
+    home.path.mkdir(parents=True, exist_ok=True)
+    listen(
+        home,
+        host=host or home["server.host"],
+        port=home["server.port"] if port is None else port,
+        workers=workers or home["server.workers"],
+        say=lambda text: terminal.write(text, sys.stderr),
+    )
+
+
 @commands.group()
 def bench() -> None:
     """Measure opentab on this machine."""

@@ -210,6 +210,10 @@ class Home:
         return self._local("invoices.uri")
 
     @property
+    def replica_path(self) -> Path:
+        return self.path / "replica"
+
+    @property
     def checkpoint_path(self) -> Path:
         return self.path / "checkpoint"
 

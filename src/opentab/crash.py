@@ -15,6 +15,7 @@ MOMENTS = (
     *("taken", "staged", "committed", "archived"),
     *("compacting", "compacted", "snapshot", "snapshotted"),
     *("closing", "closing_staged", "issued", "exporting", "exported"),
+    *("folding", "folded"),
 )
 
 _times_seen: dict[str, int] = {}

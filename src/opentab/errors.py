@@ -11,6 +11,9 @@
     │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
     │   ├── JournalGap          batch numbers are not 1, 2, 3 …
     │   └── Fenced              another pipeline has committed in our place
+    ├── ReplicaError            a replica cannot answer
+    │   ├── ReplicaDamaged      its copy is torn or of something else: it is made anew
+    │   └── ReplicaMismatch     the ledger does not add up: it stops rather than show a wrong number
     ├── SinkError               the place that invoices go to is gone; it is tried again
     ├── HomeLocked              another pipeline works on this home
     └── DiskFull                no room to write
@@ -77,6 +80,18 @@ class JournalGap(LedgerError):
 
 class Fenced(LedgerError):
     exit_code = 4
+
+
+class ReplicaError(OpentabError):
+    pass
+
+
+class ReplicaDamaged(ReplicaError):
+    pass
+
+
+class ReplicaMismatch(ReplicaError):
+    pass
 
 
 class SinkError(OpentabError):

@@ -100,6 +100,41 @@ def running(
     return connection
 
 
+def final_view(
+    connection: duckdb.DuckDBPyConnection,
+    journal: Journal,
+    calendar: Calendar,
+    snapshot: Snapshot,
+    *,
+    period: str | None = None,
+    customer: str | None = None,
+) -> str:
+    """Name a view of the entries billed in periods that were final at the snapshot."""
+    nothing = "(select * from running where false)"
+    if snapshot.batch == 0:
+        return nothing
+    at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
+    if period is not None and status_of(period, at_snapshot, calendar) != "final":
+        return nothing
+    older = connect()
+    register(older, journal, calendar, after=0, upto=snapshot.batch)
+    periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
+    final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
+    if not final:
+        return nothing
+    rows = older.sql(
+        """
+        select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
+               sum(event_count)::bigint as event_count, max(last_at) as last_at
+        from billed where list_contains($final, period) and ($customer is null or customer = $customer)
+        group by period, customer, day, type
+        """,
+        params={"final": final, "customer": customer},
+    )
+    connection.register("final_billed", rows.to_arrow_table())
+    return "final_billed"
+
+
 def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
     """Write the balances at the journal's position. Returns that batch, or None if nothing was to do."""
     root = journal.root.parent / "balances"

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 
-import duckdb
-
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_PERIOD, connect, register, status_of
+from opentab.ledger.billed import OWN_PERIOD, connect, status_of
 from opentab.ledger.journal import Journal
 from opentab.money import format_micros
 from opentab.periods import Calendar, format_us
@@ -179,7 +177,7 @@ def _rows(
     if not snapshot.belongs_to(journal):
         snapshot = balances.empty()
     connection = balances.running(journal, calendar, snapshot, upto=journal.position)
-    final = _final_view(connection, journal, calendar, snapshot, period, customer)
+    final = balances.final_view(connection, journal, calendar, snapshot, period=period, customer=customer)
     result = connection.execute(
         f"""
         select period, customer, {OWN_PERIOD} as own, type, sum(sum_micros), sum(event_count)::bigint
@@ -196,37 +194,3 @@ def _rows(
     )
     while rows := result.fetchmany(10_000):
         yield from rows
-
-
-def _final_view(
-    connection: duckdb.DuckDBPyConnection,
-    journal: Journal,
-    calendar: Calendar,
-    snapshot: balances.Snapshot,
-    period: str | None,
-    customer: str | None,
-) -> str:
-    """Name a view of the entries billed in periods that were final at the snapshot."""
-    nothing = "(select * from running where false)"
-    if snapshot.batch == 0:
-        return nothing
-    at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
-    if period is not None and status_of(period, at_snapshot, calendar) != "final":
-        return nothing
-    older = connect()
-    register(older, journal, calendar, after=0, upto=snapshot.batch)
-    periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
-    final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
-    if not final:
-        return nothing
-    rows = older.sql(
-        """
-        select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
-               sum(event_count)::bigint as event_count
-        from billed where list_contains($final, period) and ($customer is null or customer = $customer)
-        group by period, customer, day, type
-        """,
-        params={"final": final, "customer": customer},
-    )
-    connection.register("final_billed", rows.to_arrow_table())
-    return "final_billed"

@@ -1,0 +1,114 @@
+"""What a stretch of the journal adds to a replica: keys and cells, ready to be added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+
+from opentab.errors import ReplicaMismatch
+from opentab.ledger import balances
+from opentab.ledger.billed import OWN_MONTH, connect, register
+from opentab.ledger.journal import Journal
+from opentab.periods import Calendar
+from opentab.replica.store import Change
+from opentab.replica.wide import cells, sum_micros
+
+MEMORY_LIMIT = "1GB"
+CHUNK_ROWS = 200_000
+# No customer and no type holds a control character.
+SEPARATOR = "\x01"
+
+LINES = """
+    select {key} as key, sum(micros)::decimal(38, 0) as micros, sum(event_count)::bigint as events,
+        max(epoch_us(last_at)) as last_us
+    from (
+        select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as own, type,
+            sum(micros) as micros, sum(event_count) as event_count, max(last_at) as last_at
+        from added group by period, customer, own_month, type
+    )
+    group by 1 order by 1
+"""
+KEYS = {
+    "lines": f"encode(period || customer || '{SEPARATOR}' || own || type)",
+    "customers": "encode(period || customer)",
+    "types": "encode(own || type)",
+    "periods": "encode(period)",
+}
+ADDED = f"""
+    select period, customer, {OWN_MONTH} as own_month, type,
+        amount_micros::decimal(38, 0) as micros, event_count, last_at
+    from billed
+"""
+SINCE_THE_START = f"""
+    select period, customer, {OWN_MONTH} as own_month, type, sum_micros as micros, event_count, last_at from running
+    union all
+    select period, customer, {OWN_MONTH}, type, sum_micros, event_count, last_at from {{final}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a fold brought, by table: micros and events."""
+
+    sums: dict[str, tuple[int, int]]
+    rows: int
+
+
+def fold_batches(change: Change, journal: Journal, calendar: Calendar, *, after: int, upto: int) -> Added:
+    """Add the batches behind `after`, up to `upto`; each is held against its own record first."""
+    with connect(threads=1, memory_limit=MEMORY_LIMIT) as connection:
+        register(connection, journal, calendar, after=after, upto=upto)
+        check_batches(connection, journal, after=after, upto=upto)
+        connection.execute(f"create temp view added as {ADDED}")
+        return _fold(change, connection)
+
+
+def fold_snapshot(change: Change, journal: Journal, calendar: Calendar, snapshot: balances.Snapshot) -> Added:
+    """Add all that was billed up to the snapshot's batch, to an empty replica."""
+    with balances.running(journal, calendar, snapshot, upto=snapshot.batch, threads=1) as connection:
+        final = balances.final_view(connection, journal, calendar, snapshot)
+        connection.execute(f"create temp view added as {SINCE_THE_START.format(final=final)}")
+        return _fold(change, connection)
+
+
+def check_batches(connection: duckdb.DuckDBPyConnection, journal: Journal, *, after: int, upto: int) -> None:
+    """Stop if a batch's entries are not what its record says."""
+    found = {
+        batch: (int(micros), events)
+        for batch, micros, events in connection.execute(
+            "select batch, sum(amount_micros::decimal(38, 0)), sum(event_count)::bigint from entries_since group by 1"
+        ).fetchall()
+    }
+    for record in journal.batches(after=after, upto=upto):
+        wanted = (record.amount_micros, record.event_count)
+        if found.get(record.batch, (0, 0)) != wanted:
+            raise ReplicaMismatch(
+                f"batch {record.batch} holds {found.get(record.batch, (0, 0))} micros and events, "
+                f"but its record says {wanted}",
+                hint="the ledger is damaged: opentab verify says where",
+            )
+
+
+def _fold(change: Change, connection: duckdb.DuckDBPyConnection) -> Added:
+    sums = {}
+    rows = 0
+    for table, key in KEYS.items():
+        micros = events = 0
+        for chunk in _chunks(connection, LINES.format(key=key)):
+            keys = chunk["key"].to_pylist()
+            added = cells(*(chunk[name].combine_chunks() for name in ("micros", "events", "last_us")))
+            change.add(table, keys, added)
+            micros += sum_micros(added)
+            events += int(added["events"].sum())
+            rows += len(keys)
+        sums[table] = (micros, events)
+    return Added(sums, rows)
+
+
+def _chunks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.Table]:
+    for batch in connection.sql(query).to_arrow_reader(CHUNK_ROWS):
+        if batch.num_rows:
+            yield pa.Table.from_batches([batch])

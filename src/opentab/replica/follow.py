@@ -1,0 +1,54 @@
+"""The follower as a process: python -m opentab.replica.follow HOME. It ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from opentab import config
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.replica.follower import Follower
+
+POLL_SECONDS = 0.02
+TROUBLE_SECONDS = 1.0
+
+
+def follow(home: Home, *, parent: int) -> None:
+    """Fold whatever is committed, as it is committed, until the parent is gone."""
+    follower = Follower(home)
+    seen: tuple[int, ...] | None = None
+    while os.getppid() == parent:
+        # A commit puts a file into a table's log: a look at two directories costs next to nothing.
+        now = _log_times(home)
+        if now == seen:
+            time.sleep(POLL_SECONDS)
+            continue
+        try:
+            while follower.step() is not None:
+                pass
+            seen = now
+        except OpentabError as error:
+            if not error.retry_helps:
+                raise
+            time.sleep(TROUBLE_SECONDS)
+
+
+def _log_times(home: Home) -> tuple[int, ...]:
+    times = []
+    for table in ("journal", "invoices"):
+        try:
+            times.append((home.ledger_path / table / "_delta_log").stat().st_mtime_ns)
+        except FileNotFoundError:
+            times.append(0)
+    return tuple(times)
+
+
+if __name__ == "__main__":
+    try:
+        follow(config.load(Path(sys.argv[1])), parent=os.getppid())
+    except OpentabError as trouble:
+        sys.stderr.write(f"opentab: the replica stops: {trouble}\n")
+        sys.exit(trouble.exit_code)

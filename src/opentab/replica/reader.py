@@ -1,0 +1,56 @@
+"""Reads a replica that another process writes, and finds it again when that one has made it anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from opentab.errors import ReplicaError
+from opentab.replica.store import Snapshot, Store
+
+LOOK_SECONDS = 0.5
+
+
+class Reader:
+    """A replica's copy, open for reading as soon as there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._inode: int | None = None
+        self._looked = 0.0
+
+    @contextmanager
+    def read(self) -> Iterator[Snapshot]:
+        """A view of one position; raises ReplicaError where there is nothing to read yet."""
+        with self._current().read() as snapshot:
+            yield snapshot
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _current(self) -> Store:
+        with self._lock:
+            now = time.monotonic()
+            if self._store is None or now - self._looked > LOOK_SECONDS:
+                self._looked = now
+                self._open_again()
+            if self._store is None:
+                raise ReplicaError("the replica is being made", retry_helps=True)
+            return self._store
+
+    def _open_again(self) -> None:
+        try:
+            inode = (self._path / "data.mdb").stat().st_ino
+        except FileNotFoundError:
+            return
+        if inode != self._inode:
+            # Whoever still reads the old one keeps it until it is done; then it goes with its last view.
+            self._store = Store(self._path, writable=False)
+            self._inode = inode

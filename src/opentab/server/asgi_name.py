@@ -1,0 +1,6 @@
+"""How the HTTP workers find their app and their home."""
+
+from __future__ import annotations
+
+TARGET = "opentab.server.asgi:app"
+HOME_VARIABLE = "OPENTAB_SERVED_HOME"

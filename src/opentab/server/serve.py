@@ -1,0 +1,97 @@
+"""`opentab serve`: one follower that writes the replica, and HTTP workers that share it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from opentab.config import Home
+from opentab.errors import ConfigError, InputError
+from opentab.server.asgi_name import HOME_VARIABLE, TARGET
+
+RESTART_SECONDS = 1.0
+
+
+def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str], None]) -> None:
+    """Answer until a signal comes."""
+    from granian import Granian
+    from granian.constants import Interfaces
+    from granian.log import LogLevels
+
+    check_address(host)
+    check_free(host, port)
+    os.environ[HOME_VARIABLE] = str(home.path)
+    follower = FollowerProcess(home)
+    follower.start()
+    server = Granian(
+        TARGET,
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        workers=workers,
+        log_level=LogLevels.warning,
+        respawn_failed_workers=True,
+        websockets=False,
+    )
+    say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/periods answers from a replica of {home.path}")
+    try:
+        server.serve()
+    finally:
+        follower.stop()
+
+
+class FollowerProcess:
+    """Keeps a follower running beside the server."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path)]
+        while not self._stopping.is_set():
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            if self._stopping.is_set():
+                self._process.terminate()
+            self._process.wait()
+            self._stopping.wait(RESTART_SECONDS)
+
+
+def check_address(host: str) -> None:
+    """Refuse to be reached from other machines: there are no tokens yet."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(
+            f"server.host {host!r} can be reached from other machines, and there are no tokens yet",
+            hint='use "127.0.0.1", and a proxy of your own that knows who may read',
+        )
+
+
+def check_free(host: str, port: int) -> None:
+    """Say before anything starts that a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}", hint="give --port") from error

@@ -1,0 +1,327 @@
+"""Replicas: after batch N they say what the journal up to N says, whatever happened to them on the way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledgers import bill, new_home
+from opentab import crash
+from opentab.config import Home
+from opentab.errors import ReplicaMismatch
+from opentab.ledger import balances
+from opentab.ledger.invoices import Invoices
+from opentab.ledger.journal import Journal
+from opentab.ledger.totals import customer_totals
+from opentab.pipeline.closer import Closer
+from opentab.pipeline.upkeep import keep_up
+from opentab.replica.fold import SEPARATOR
+from opentab.replica.follower import Follower, is_whole
+from opentab.replica.wide import CELL, add, cells, micros_of, sum_micros
+from product import event
+
+SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
+
+
+def journal_of(home: Home) -> Journal:
+    journal = Journal.open(home.ledger_path, home.identity)
+    assert journal is not None
+    return journal
+
+
+def wanted(home: Home) -> dict[tuple[str, str, str, str], tuple[int, int]]:
+    """(period, customer, own period, type) -> micros, events; as `opentab totals` adds them up."""
+    sums = {}
+    for total in customer_totals(journal_of(home), home.calendar):
+        for type_, micros in total.types.items():
+            sums[total.period, total.customer, total.period, type_] = micros
+        for adjustment in total.adjustments:
+            key = (total.period, total.customer, adjustment.period, adjustment.type)
+            sums[key] = adjustment.amount_micros
+    return sums
+
+
+def held(follower: Follower) -> dict[tuple[str, str, str, str], int]:
+    """The same, as the replica holds it; its other tables must follow from it."""
+    sums: dict[tuple[str, str, str, str], int] = {}
+    with follower.store.read() as snapshot:
+        for key, value in snapshot.scan("lines", b""):
+            front, _, back = key.decode().partition(SEPARATOR)
+            cell = np.frombuffer(value, CELL)[0]
+            sums[front[:7], front[7:], back[:7], back[7:]] = micros_of(cell)
+        for table, parts in (("customers", (0, 1)), ("types", (2, 3)), ("periods", (0,))):
+            folded: dict[str, int] = {}
+            for line, micros in sums.items():
+                name = "".join(line[part] for part in parts)
+                folded[name] = folded.get(name, 0) + micros
+            found = {key.decode(): snapshot.cell(table, key) for key, _ in snapshot.scan(table, b"")}
+            assert {name: micros_of(cell) for name, cell in found.items() if cell is not None} == folded, table
+    return sums
+
+
+def dump(follower: Follower) -> list[tuple[str, bytes, bytes]]:
+    with follower.store.read() as snapshot:
+        tables = ("lines", "customers", "types", "periods", "invoices")
+        return [(table, key, value) for table in tables for key, value in snapshot.scan(table, b"")]
+
+
+def catch_up(follower: Follower) -> int:
+    steps = 0
+    while follower.step() is not None:
+        steps += 1
+    return steps
+
+
+def position(follower: Follower) -> tuple[int, int]:
+    with follower.store.read() as snapshot:
+        meta = snapshot.meta()
+    return (meta.position, meta.invoices_position) if meta else (0, 0)
+
+
+uses = st.tuples(
+    st.sampled_from(["ann", "bob", "c/3", "emoji 🧾"]), st.integers(1, 100), st.integers(-(10**15), 10**15)
+)
+histories = st.lists(
+    st.tuples(st.lists(uses, min_size=1, max_size=4), st.sampled_from(["", "look", "keep up", "both"])),
+    min_size=1,
+    max_size=7,
+)
+
+
+def line_of(use: tuple[str, int, int]) -> str:
+    customer, day, micros = use
+    month, number = divmod(day - 1, 28)
+    return event(customer, f"{Decimal(micros) / 10**6:.6f}", f"2026-{month + 1:02d}-{number + 1:02d}T12:00:00Z")
+
+
+@settings(max_examples=25)
+@given(histories)
+def test_replicas_at_any_speed_say_what_the_journal_says(
+    history: list[tuple[list[tuple[str, int, int]], str]],
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        home = new_home(Path(directory) / "home", SETTINGS + "[pipeline]\ncompact_files = 2\nsnapshot_batches = 2\n")
+        quick = Follower(home)
+        for batch, then in history:
+            bill(home, *map(line_of, batch), close=False)
+            if then in ("keep up", "both"):
+                keep_up(journal_of(home), home, Closer(home, run="run"), run="run")
+            if then in ("look", "both"):
+                catch_up(quick)
+                assert held(quick) == wanted(home)
+        Closer(home, run="run").close_due(journal_of(home))
+        catch_up(quick)
+        assert held(quick) == wanted(home)
+        quick_dump = dump(quick)
+        quick_position = position(quick)
+        quick.close()
+        (home.path / "replica").rename(home.path / "quick")
+        late = Follower(home)  # begins anew, from whatever balances there are
+        catch_up(late)
+        assert dump(late) == quick_dump
+        assert position(late) == quick_position
+        late.close()
+        assert is_whole(home.replica_path)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"), event("bob", "1.00", "2026-01-10T00:00:00Z"))
+    bill(home, event("ann", "2.00", "2026-02-03T00:00:00Z"))
+    return home
+
+
+def test_invoices_come_with_their_position(home: Home) -> None:
+    follower = Follower(home)
+    catch_up(follower)
+    assert position(follower) == (2, 2)
+    with follower.store.read() as snapshot:
+        keys = [key for key, _ in snapshot.scan("invoices", b"2026-01")]
+    assert keys == [f"2026-01{name}{SEPARATOR}".encode() + b"\0\0\0\1" for name in ("ann", "bob")]
+    bill(home, event("ann", "1.00", "2026-01-11T00:00:00Z"), revise=True, close=False)
+    catch_up(follower)
+    assert position(follower) == (3, 2), "the round at batch 3 is not out yet"
+    Closer(home, run="run").close_due(journal_of(home))
+    catch_up(follower)
+    assert position(follower) == (3, 3)
+    with follower.store.read() as snapshot:
+        assert len(list(snapshot.scan("invoices", b"2026-01ann"))) == 2
+    follower.close()
+
+
+def test_it_starts_from_the_balances(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    balances.write_snapshot(journal_of(home), home.calendar)
+    bill(home, event("ann", "1.00", "2026-02-04T00:00:00Z"))
+    follower = Follower(home)
+    first = follower.step()
+    assert first is not None
+    assert (first.position, first.rebuilt) == (2, True)
+    second = follower.step()
+    assert second is not None
+    assert (second.position, second.batches) == (3, 1)
+    assert held(follower) == wanted(home)
+    follower.close()
+
+
+class Crash(Exception):
+    """The process died here."""
+
+
+@pytest.mark.parametrize("moment", ["folding", "folded"])
+def test_a_crash_keeps_both_or_neither(home: Home, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    follower = Follower(home)
+
+    def die(name: str) -> None:
+        if name == moment:
+            raise Crash
+
+    monkeypatch.setattr(crash, "moment", die)
+    for _ in range(3):
+        with pytest.raises(Crash) if moment == "folding" else suppressed():
+            follower.step()
+        follower.close()
+        monkeypatch.setattr(crash, "moment", die)
+        follower = Follower(home)
+    monkeypatch.undo()
+    catch_up(follower)
+    assert held(follower) == wanted(home)
+    follower.close()
+
+
+class suppressed:  # noqa: N801
+    """Takes a crash, and no crash, for granted."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is Crash
+
+
+FOLLOW = """
+import sys
+from pathlib import Path
+from opentab import config
+from opentab.replica.follower import Follower
+follower = Follower(config.load(Path(sys.argv[1])))
+print("up", flush=True)
+while True:
+    follower.step()
+"""
+
+
+def test_killed_for_real_at_seeded_moments(home: Home) -> None:
+    dice = random.Random(20170613)
+    for number in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", FOLLOW, str(home.path)], stdout=subprocess.PIPE, env={**os.environ}
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(3):
+            bill(home, event("ann", f"{number}.25", f"2026-02-{5 + number:02d}T00:00:00Z"))
+        try:
+            process.wait(dice.uniform(0.05, 0.5))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert is_whole(home.replica_path)
+    follower = Follower(home)
+    catch_up(follower)
+    assert held(follower) == wanted(home)
+    follower.close()
+
+
+@pytest.mark.parametrize("harm", ["cut short", "noise", "empty", "noise in the middle"])
+def test_a_torn_copy_is_made_anew(home: Home, harm: str) -> None:
+    for day in range(5, 28):
+        customers = [event(f"c{day}-{n}", "1.00", f"2026-02-{day:02d}T00:00:00Z") for n in range(200)]
+        bill(home, *customers, close=False)
+    follower = Follower(home)
+    catch_up(follower)
+    follower.close()
+    data = home.replica_path / "data.mdb"
+    size = data.stat().st_size
+    noise = random.Random(7)
+    if harm == "cut short":
+        os.truncate(data, size // 2)
+    elif harm == "empty":
+        os.truncate(data, 0)
+    elif harm == "noise":
+        data.write_bytes(noise.randbytes(size))
+    else:
+        with data.open("r+b") as file:
+            for page in range(2, size // 4096, 3):
+                file.seek(page * 4096)
+                file.write(noise.randbytes(4096))
+    follower = Follower(home)
+    catch_up(follower)
+    assert held(follower) == wanted(home)
+    follower.close()
+
+
+def test_a_copy_of_another_home_or_history_is_made_anew(home: Home, tmp_path: Path) -> None:
+    other = new_home(tmp_path / "other", SETTINGS)
+    for day in range(1, 8):
+        bill(other, event("zoe", "9.00", f"2026-03-{day:02d}T00:00:00Z"))
+    follower = Follower(other)
+    catch_up(follower)
+    follower.close()
+    other.replica_path.rename(home.replica_path)
+    follower = Follower(home)
+    catch_up(follower)
+    assert held(follower) == wanted(home)
+    assert position(follower)[0] == 2
+    follower.close()
+
+
+def test_a_batch_that_does_not_add_up_stops_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(home)
+    catch_up(follower)
+    before = held(follower)
+    record = bill(home, event("ann", "1.00", "2026-02-05T00:00:00Z"))
+    true_batches = Journal.batches
+
+    def changed(self: Journal, after: int = 0, upto: int | None = None) -> list[object]:
+        import msgspec
+
+        return [
+            msgspec.structs.replace(r, sum_micros="999") if r.batch == record.batch else r
+            for r in true_batches(self, after, upto)
+        ]
+
+    monkeypatch.setattr(Journal, "batches", changed)
+    with pytest.raises(ReplicaMismatch, match=f"batch {record.batch} holds"):
+        catch_up(follower)
+    assert held(follower) == before, "it keeps the last state that was right"
+    follower.close()
+
+
+def test_an_empty_home_has_nothing_to_fold(tmp_path: Path) -> None:
+    follower = Follower(new_home(tmp_path / "home", SETTINGS))
+    assert follower.step() is None
+    assert position(follower) == (0, 0)
+    follower.close()
+    assert Invoices.open(follower.home.ledger_path) is None
+
+
+@given(st.lists(st.tuples(st.integers(-(2**100), 2**100), st.integers(-(2**100), 2**100)), min_size=1, max_size=20))
+def test_sums_of_128_bits_do_not_wrap(pairs: list[tuple[int, int]]) -> None:
+    def column(values: list[int]) -> np.ndarray:
+        zeros = pa.array([0] * len(values), pa.int64())
+        return cells(pa.array([Decimal(v) for v in values], pa.decimal128(38, 0)), zeros, zeros)
+
+    ones, others = column([a for a, _ in pairs]), column([b for _, b in pairs])
+    assert [micros_of(cell) for cell in add(ones, others)] == [a + b for a, b in pairs]
+    assert sum_micros(ones) == sum(a for a, _ in pairs)
