@@ -106,7 +106,7 @@ def line_of(use: tuple[str, int, int]) -> str:
     return event(customer, f"{Decimal(micros) / 10**6:.6f}", f"2026-{month + 1:02d}-{number + 1:02d}T12:00:00Z")
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(histories)
 def test_replicas_at_any_speed_say_what_the_journal_says(
     history: list[tuple[list[tuple[str, int, int]], str]],
@@ -245,8 +245,8 @@ def test_killed_for_real_at_seeded_moments(home: Home) -> None:
 
 @pytest.mark.parametrize("harm", ["cut short", "noise", "empty", "noise in the middle"])
 def test_a_torn_copy_is_made_anew(home: Home, harm: str) -> None:
-    for day in range(5, 28):
-        customers = [event(f"c{day}-{n}", "1.00", f"2026-02-{day:02d}T00:00:00Z") for n in range(200)]
+    for day in range(5, 9):
+        customers = [event(f"c{day}-{n}", "1.00", f"2026-02-{day:02d}T00:00:00Z") for n in range(1_000)]
         bill(home, *customers, close=False)
     follower = Follower(home)
     catch_up(follower)
