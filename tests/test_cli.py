@@ -307,8 +307,10 @@ def test_invoices_and_periods_on_a_terminal(tmp_path: Path) -> None:
     assert [(p["revision"], p["total"], p["issued_at"], p["changes"]) for p in preview] == [
         (2, "7.00", None, [{"kind": "usage", "type": "CALL", "amount": "2.000000", "events": 1}])
     ]
+    assert (preview[0]["status"], preview[0]["missing"]["for"]) == ("closed", "final")  # type: ignore[index]
+    assert "9999-12 is open" in opentab("invoices", "--preview", "--period", "9999-12", home=home).stdout
     shown = opentab("invoices", "--preview", "--period", "2026-01", home=home).stdout
-    assert "2026-01 is closed: 1 invoices would be revised" in shown
+    assert "2026-01 is closed: 1 invoice would be revised" in shown
     assert "it is final with an event of 2026-02-04 00:00Z or later: default is at 2026-02-01 00:00Z" in shown
     bill(home, event("ann", "0.50", "2026-01-11T00:00:00Z"), revise=True)
     latest = json_lines(opentab("invoices", "--period", "2026-01", "--format", "json", home=home).stdout)

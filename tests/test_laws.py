@@ -241,6 +241,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     job = open_job(home, "run")
     assert job.tick(0) is None, "nothing is known yet"
     assert job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1)) is not None  # type: ignore[arg-type]
+    assert job.tick(to_us(datetime(2026, 2, 2, tzinfo=UTC))) is None, "a clock behind a producer's tells nothing"
     now_us = to_us(datetime.now(UTC))
     ticked = job.tick(now_us)
     assert ticked is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledgers import bill, new_home, open_job
 from opentab import config
 from opentab.config import Home
 from opentab.errors import HomeMismatch, OpentabError, SchemaMismatch
@@ -23,6 +24,8 @@ from opentab.ledger.closing import Closing, Due, Order, Staged
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
+from opentab.periods import to_us
+from opentab.pipeline.closer import Closer
 from opentab.pipeline.closing_tasks import stage_on_spark
 from opentab.pipeline.run import Pipeline, Progress
 from product import event
@@ -341,7 +344,7 @@ def test_sparks_tasks_issue_the_same_invoices(
         on_spark.append(order.position)
         return stage_on_spark(spark, closing, due, order)
 
-    monkeypatch.setattr("opentab.pipeline.closer.stage_on_spark", counted)
+    monkeypatch.setattr("opentab.pipeline.closing_tasks.stage_on_spark", counted)
     homes = []
     for name, rows_max in (("here", 20_000_000), ("tasks", 1)):
         path = tmp_path / name
@@ -362,3 +365,15 @@ def test_sparks_tasks_issue_the_same_invoices(
         expected = {key: micros for key, micros in read_bills(home.expected_path).items() if micros}
         invoiced = invoiced_by_own_month(all_statements(home))
         assert {key: micros for key, micros in invoiced.items() if micros} == expected
+
+
+def test_sparks_tasks_close_what_only_the_balances_know(tmp_path: Path, spark: Any) -> None:
+    """The clock closes a month, and no entry came since the balances were drawn."""
+    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n[pipeline]\nclosing_rows_max = 1\n')
+    bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"), event("bob", "1.00", "2026-01-11T00:00:00Z"))
+    job = open_job(home, "run")
+    balances.write_snapshot(job.journal, home.calendar)
+    assert job.tick(to_us(datetime.now(UTC))) is not None
+    (issued,) = Closer(home, run="run", spark=spark).close_due(job.journal)
+    assert (issued.position, issued.invoice_count) == (2, 2)
+    assert [s.total for s in all_statements(home)] == ["5.00", "1.00"]

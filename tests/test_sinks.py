@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from ledgers import bill, new_home
 from opentab import crash
 from opentab.config import Home
-from opentab.errors import SinkError
+from opentab.errors import LedgerError, SinkError
 from opentab.ledger.invoices import Invoices
 from opentab.pipeline.delivery import Delivery, deliver
 from opentab.sinks.files import export_missing, missing
@@ -101,6 +102,32 @@ def test_a_reader_never_sees_half_a_file(closed: Home, monkeypatch: pytest.Monke
     deliver(closed)
     assert [len(names) for names in seen] == [0, 1, 2, 3, 4, 5], "a file has its name only once it is whole"
     assert not list(closed.invoices_path.rglob(".*")), "nothing is left aside"
+
+
+def test_what_a_killed_export_or_closing_left_is_swept(closed: Home) -> None:
+    deliver(closed)
+    left = closed.invoices_path / "2026-01" / ".invoices-000000002.csv.deadbeef"
+    left.write_text("half")
+    deliver(closed)
+    assert left.exists(), "someone may be at it"
+    os.utime(left, (0, 0))
+    deliver(closed)
+    assert not left.exists()
+    invoices = Invoices.open(closed.ledger_path)
+    assert invoices is not None
+    staged = invoices.files[0].path.with_name("000000009-killed-00000-00000-deadbeef.parquet")
+    staged.write_bytes(b"nobody names it")
+    os.utime(staged, (0, 0))
+    assert invoices.sweep() == 1
+    assert all(file.path.exists() for file in invoices.files)
+
+
+def test_a_damaged_ledger_is_not_a_place_that_is_gone(closed: Home) -> None:
+    invoices = Invoices.open(closed.ledger_path)
+    assert invoices is not None
+    invoices.files[0].path.unlink()
+    with pytest.raises(LedgerError, match=r"the ledger's file .* is gone"):
+        deliver(closed)
 
 
 def test_a_place_that_is_gone_is_a_sentence_and_loses_nothing(closed: Home) -> None:

@@ -51,7 +51,9 @@ def format_us(us: int | None) -> str | None:
     """RFC 3339 in UTC with milliseconds, the one way we print an instant."""
     if us is None:
         return None
-    return from_us(us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        from_us(min(max(us, INSTANT_MIN_US), INSTANT_MAX_US)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def day_number(day: date) -> int:
@@ -93,6 +95,11 @@ def month_number(period: Period) -> int:
 
 def period_of_month(number: int) -> Period:
     return f"{number // 12:04d}-{number % 12 + 1:02d}"
+
+
+def last_day(period: Period) -> int:
+    """The number of the period's last day."""
+    return DAY_MAX if period == "9999-12" else first_day(next_period(period)) - 1
 
 
 def first_day(period: Period) -> int:

@@ -42,7 +42,7 @@ class News:
         sample = max(statements, key=lambda s: abs(Decimal(s.delta)))
         was = sample.previous_total or "nothing"
         return (
-            f"{files.period} revised {where}: {_count(statements)}, {delta} {currency} more, "
+            f"{files.period} revised {where}: {_count(statements)}, {delta:+} {currency}, "
             f"{sample.customer} {was} → {sample.total}"
         )
 

@@ -232,7 +232,7 @@ def close_round(
             hint="give TMPDIR a place with more room",
             retry_helps=True,
         ) from error
-    except OSError as error:
+    except (OSError, duckdb.IOException) as error:
         raise trouble(invoices.root, error) from error
     if not staged.files:
         return None

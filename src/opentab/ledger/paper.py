@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opentab.ledger.statement import Statement
-from opentab.periods import Calendar, day_of_number, first_day, next_period
+from opentab.periods import Calendar, day_of_number, first_day, last_day
 
 WIDTH = 64
 
@@ -11,7 +11,7 @@ WIDTH = 64
 def on_paper(statement: Statement, calendar: Calendar) -> str:
     """The text of one invoice, without trailing newline."""
     first = day_of_number(first_day(statement.period))
-    last = day_of_number(first_day(next_period(statement.period)) - 1)
+    last = day_of_number(last_day(statement.period))
     title = "PREVIEW OF AN INVOICE" if statement.issued_at is None else "INVOICE"
     lines = [
         _ends(title, f"{statement.period}, revision {statement.revision}"),

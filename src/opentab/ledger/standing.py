@@ -10,7 +10,7 @@ from opentab.ledger.billed import connect, register, status_of
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.money import format_micros, format_minor
-from opentab.periods import Calendar, Period, format_us, from_us
+from opentab.periods import Calendar, Period, format_us
 from opentab.records import BatchRecord
 
 Minor = Decimal | int
@@ -176,4 +176,5 @@ def _issued(
 
 
 def _short(us: int) -> str:
-    return f"{from_us(us):%Y-%m-%d %H:%M:%SZ}".replace(":00Z", "Z")
+    text = (format_us(us) or "").replace("T", " ")
+    return f"{text[:16]}Z" if text[17:23] == "00.000" else f"{text[:19]}Z"

@@ -12,7 +12,6 @@ from opentab.ledger.closing import Closing, Due, Issued, Order, Staged, close_ro
 from opentab.ledger.invoices import Invoices, fenced
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import rounds
-from opentab.pipeline.closing_tasks import stage_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +112,8 @@ class Closer:
         """Let Spark's tasks close what is too large for this process; None: it is not."""
         if self.spark is None or closing.row_count() < self._home["pipeline.closing_rows_max"]:
             return None
+        from opentab.pipeline.closing_tasks import stage_on_spark
+
         return stage_on_spark(self.spark, closing, due, order)
 
     def _check_ours(self) -> None:

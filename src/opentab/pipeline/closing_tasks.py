@@ -7,22 +7,19 @@ code as ever. What the tasks staged counts only if the driver commits their repo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import partial, reduce
 
 import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from opentab.errors import LedgerError
 from opentab.ledger.billed import batch_facts, connect, period_ends
 from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
 from opentab.ledger.issue import ISSUED, issue_over
-from opentab.periods import month_number
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 REPORT_SCHEMA = "report binary"
 MEMORY_LIMIT = "512MB"  # of a task; the rest goes to the disk
@@ -31,14 +28,12 @@ POOL = "closing"
 
 def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order) -> Staged:
     """Stage the invoices of all periods that are closed."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     # A pool of its own: the stream's tasks take turns with ours instead of waiting for all of them.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
-    used = used_rows(spark, closing).where(F.col("period").isin(*due.closed))
     parts = closing.row_count() // PART_ROWS + 1
-    tasks = used.repartitionByRange(parts, "customer").mapInArrow(partial(stage_part, order=order), REPORT_SCHEMA)
     try:
+        used = used_rows(spark, closing).where(F.col("period").isin(*due.closed))
+        tasks = used.repartitionByRange(parts, "customer").mapInArrow(partial(stage_part, order=order), REPORT_SCHEMA)
         reports = tasks.collect()
     except PySparkException as error:
         raise LedgerError(
@@ -53,25 +48,30 @@ def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order
 
 def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
     """What was used, by the period it is billed in: the snapshot and the entries since."""
-    from pyspark.sql import functions as F  # noqa: N812
+    own_month = (F.year("day") * 12 + F.month("day") - 1).cast("int").alias("own_month")
+    files = closing.snapshot.rows.files if isinstance(closing.snapshot.rows, ds.FileSystemDataset) else []
+    since = closing.journal.entry_files(after=closing.snapshot.batch, upto=closing.upto)
+    parts = [_billed(spark, closing, since)] if since else []
+    if files:
+        micros = F.col("sum_micros").cast("decimal(38,0)").alias("micros")
+        parts.append(spark.read.parquet(*files).select("period", "customer", own_month, "type", micros, "event_count"))
+    return reduce(DataFrame.unionByName, parts)
 
+
+def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFrame:
+    """The entries since the snapshot, each with the period that it is billed in."""
     journal, calendar, after = closing.journal, closing.calendar, closing.snapshot.batch
-    own_month = F.year("day") * 12 + F.month("day") - 1
-    records = journal.batches(after=max(after - 1, 0), upto=closing.upto)
-    facts = batch_facts(records, calendar)
-    first, last = month_number("0001-01"), month_number("9999-12")
+    facts = batch_facts(journal.batches(after=max(after - 1, 0), upto=closing.upto), calendar)
     months = closing.connection.execute("select distinct own_month from used").fetchall()
-    ends = period_ends([month for (month,) in months if first <= month <= last], calendar)
-    entries = spark.read.parquet(*journal.entry_files(after=after, upto=closing.upto))
-    entries = entries.where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
-    billed = (
-        entries.withColumn("own_month", own_month)
-        .join(F.broadcast(_frame(spark, facts)), on="batch", how="inner")
-        .join(F.broadcast(_frame(spark, ends)), on="own_month", how="inner")
+    ends = period_ends([month for (month,) in months], calendar)
+    entries = spark.read.parquet(*files).where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
+    is_final = F.col("end_us") <= F.col("final_before_us")
+    return (
+        entries.withColumn("own_month", F.year("day") * 12 + F.month("day") - 1)
+        .join(F.broadcast(spark.createDataFrame(facts)), on="batch", how="inner")
+        .join(F.broadcast(spark.createDataFrame(ends)), on="own_month", how="inner")
         .select(
-            F.when(F.col("end_us") <= F.col("final_before_us"), F.col("watermark_period"))
-            .otherwise(F.col("period"))
-            .alias("period"),
+            F.when(is_final, F.col("watermark_period")).otherwise(F.col("period")).alias("period"),
             "customer",
             F.col("own_month").cast("int").alias("own_month"),
             "type",
@@ -79,26 +79,13 @@ def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
             "event_count",
         )
     )
-    files = closing.snapshot.rows.files if isinstance(closing.snapshot.rows, ds.FileSystemDataset) else []
-    if not files:
-        return billed
-    balances = spark.read.parquet(*files)
-    known = balances.select(
-        "period",
-        "customer",
-        own_month.cast("int").alias("own_month"),
-        "type",
-        F.col("sum_micros").cast("decimal(38,0)").alias("micros"),
-        "event_count",
-    )
-    return known.unionByName(billed)
 
 
 def stage_part(batches: Iterable[pa.RecordBatch], order: Order) -> Iterable[pa.RecordBatch]:
     """The body of mapInArrow: what a range of customers used comes in, one report goes out."""
     from pyspark import TaskContext
 
-    kept = list(batches)
+    kept = [batch for batch in batches if batch.num_rows]
     if not kept:
         return
     context = TaskContext.get()
@@ -110,7 +97,3 @@ def stage_part(batches: Iterable[pa.RecordBatch], order: Order) -> Iterable[pa.R
         chunks = issue_over(connection, currency=order.currency, position=order.position, issued_us=order.issued_us)
         staged = stage_invoices([pa.concat_tables(chunks)], order, part=part)
     yield pa.record_batch({"report": pa.array([msgspec.json.encode(staged)], pa.binary())})
-
-
-def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    return spark.createDataFrame(table)

@@ -93,6 +93,8 @@ class Job:
         """Let the time of day move the watermark of a silent log: a batch of its own, without events."""
         if self.last is None or self.last.watermark_us is None or self.log.unread(self.positions):
             return None
+        if now_us < max((state.arrived_us for state in self.last.partitions.values()), default=now_us):
+            return None  # our clock is behind that of a producer: it tells nothing yet
         return self._commit_empty(self.last, now_us, clock_us=now_us)
 
     def round_off(self, now_us: int) -> BatchRecord | None:

@@ -158,12 +158,13 @@ class Pipeline:
     def _finish(self) -> None:
         """Let nothing that is due be left when `--once` returns: revisions, closings, invoice files.
 
-        The last batch of the stream asks for the revisions itself. Where there was none, and an earlier
-        run left late events behind, a batch of its own does.
+        The last batch of the stream asks for the revisions itself. Where that batch was another run's, and
+        late events wait, a batch of its own does.
         """
         self._job.reload()
         journal = self._job.journal
-        if self._batches == 0 and self._closer.anything_late(journal):
+        self._closer.close_due(journal)
+        if self._closer.anything_late(journal):
             self._job.round_off(to_us(datetime.now(UTC)))
         keep_up(journal, self.home, self._closer, run=self.run_id)
         deliver(self.home)

@@ -8,6 +8,7 @@ import time
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger import balances
+from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.pipeline.closer import Closer
 
@@ -81,6 +82,9 @@ class Upkeep:
         keep_up(journal, self._home, self._closer, run=self._run)
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()
+            invoices = Invoices.open(self._home.ledger_path)
+            if invoices is not None:
+                invoices.sweep()
             self._swept = time.monotonic()
 
 

@@ -5,7 +5,8 @@
     invoices/2026-01/lines/lines-000000042.csv    one row a line
 
 A file has its name only once it is whole, and what it holds follows from the ledger alone. So a file that is
-there is right, a file that is gone can be written again, and nothing else has to be remembered.
+there is right as long as the ledger is the same, a file that is gone can be written again, and nothing else has
+to be remembered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import duckdb
 
 from opentab import crash
 from opentab.disk import sync
-from opentab.errors import SinkError
+from opentab.errors import LedgerError, SinkError
 from opentab.ledger.billed import connect
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import lines_sql, statements_sql
@@ -68,7 +69,9 @@ def export_missing(root: Path, invoices: Invoices, *, currency: str) -> list[Fil
     """Write every file that is not there; raises SinkError where the place cannot be written to."""
     done = []
     try:
+        _sweep_aside(root)
         for files in missing(root, invoices):
+            _check_sources(files)
             _export(root, invoices, files, currency)
             done.append(files)
     except OSError as error:
@@ -84,7 +87,6 @@ def _export(root: Path, invoices: Invoices, files: FileSet, currency: str) -> No
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep_aside(path)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         piece = aside.with_name(f"{aside.name}-piece")
         try:
@@ -111,12 +113,20 @@ def _copy(invoices: Invoices, source: InvoiceFile, query: str, form: str, path: 
         connection.execute(f"copy ({query}) to '{_quoted(path)}' ({form})")
 
 
-def _sweep_aside(path: Path) -> None:
+def _check_sources(files: FileSet) -> None:
+    """Tell a ledger that is damaged from a place that is gone."""
+    gone = [file.path for file in files.sources if not file.path.exists()]
+    if gone:
+        raise LedgerError(f"the ledger's file {gone[0]} is gone", hint="restore the ledger from a backup")
+
+
+def _sweep_aside(root: Path) -> None:
     """Remove what a killed export left behind; a younger file may be someone's who is still at it."""
-    for aside in path.parent.glob(f".{path.name}.*"):
-        with suppress(FileNotFoundError):
-            if time.time() - aside.stat().st_mtime > ASIDE_SECONDS_MAX:
-                aside.unlink()
+    for pattern in ("*/.*", "*/lines/.*"):
+        for aside in root.glob(pattern):
+            with suppress(FileNotFoundError):
+                if time.time() - aside.stat().st_mtime > ASIDE_SECONDS_MAX:
+                    aside.unlink()
 
 
 def _contents(currency: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from opentab import terminal
 from opentab.config import Home
@@ -69,22 +69,29 @@ def print_preview(home: Home, journal: Journal, period: str, customer: str | Non
             texts = statement_texts(connection, issued.rows(period=period), currency=currency, customer=customer)
             before = {statement.customer: statement for statement in map(read_statement, texts)}
     changed = [(statement, changes(statement, before.get(statement.customer))) for statement in statements]
+    status = status_of(period, last, home.calendar)
+    watermark = format_us(last.watermark_us)
+    missing = standing.missing(status, home.calendar.end_us(period), last)
     if format_ == "json":
-        terminal.print_json({**statement.as_json(), "changes": [line.as_json() for line in lines]}
-                            for statement, lines in changed)  # fmt: skip
-    elif format_ == "text":
+        state = {"status": status, "watermark": watermark, "missing": missing.as_json() if missing else None}
+        terminal.print_json(
+            {**statement.as_json(), "changes": [line.as_json() for line in lines], **state}
+            for statement, lines in changed
+        )
+        return
+    if format_ == "text":
         _print_paper(home, statements)
     elif format_ == "csv":
         terminal.print_csv([*COLUMNS, "changes"], ([*_cells(s), _in_short(lines)] for s, lines in changed))
     else:
         columns = [*COLUMNS[:-1], "changes"]
         terminal.print_table(columns, [[*_cells(s)[:-1], _in_short(lines)] for s, lines in changed], right=NUMBERS)
-        status = status_of(period, last, home.calendar)
-        watermark = format_us(last.watermark_us) or "none"
-        _print_note(f"{period} is {status}: {len(statements):,} invoices {WOULD[status]}; watermark {watermark}")
-        missing = standing.missing(status, home.calendar.end_us(period), last)
-        if missing is not None:
-            _print_note(f"it {missing.as_text()}")
+    # What programs read stays clean.
+    file = sys.stdout if format_ == "table" else sys.stderr
+    count = f"{len(statements):,} invoice{'' if len(statements) == 1 else 's'}"
+    _print_note(f"{period} is {status}: {count} {WOULD[status]}; watermark {watermark or 'none'}", file)
+    if missing is not None:
+        _print_note(f"it {missing.as_text()}", file)
 
 
 def print_periods(home: Home, journal: Journal | None, format_: str) -> None:
@@ -140,5 +147,5 @@ def _print_paper(home: Home, statements: Iterable[Statement] | Iterator[Statemen
         terminal.write(("\n\n" if number else "") + terminal.printable_lines(on_paper(statement, home.calendar)))
 
 
-def _print_note(text: str) -> None:
-    terminal.write(terminal.paint(text, terminal.DIM))
+def _print_note(text: str, file: TextIO | None = None) -> None:
+    terminal.write(terminal.paint(text, terminal.DIM, file), file)
