@@ -247,7 +247,7 @@ def bill_waiting(home: Home) -> None:
         job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
 
 
-def test_other_machines_are_refused_while_there_are_no_tokens(tmp_path: Path) -> None:
+def test_other_machines_are_refused_without_a_key(tmp_path: Path) -> None:
     refused = opentab("serve", "--host", "0.0.0.0", home=tmp_path, check=False)
     assert refused.returncode == 2
-    assert "there are no tokens yet" in refused.stderr
+    assert "there is no key to check tokens with" in refused.stderr

@@ -23,10 +23,11 @@ from opentab.replica.store import Meta
 from opentab.server.answers import LIST_MAX, Answers
 from opentab.server.feed import STREAMS_MAX, Feed
 from opentab.server.freshness import Freshness, freshness_of
-from opentab.server.guard import LoopbackOnly
+from opentab.server.guard import LoopbackOnly, TokensOnly
 from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
 from opentab.server.paths import RawPaths, name_of
 from opentab.server.problem import Problem, install
+from opentab.server.tokens import Gate, read_key
 
 READY_STALENESS_MS_MAX = 10_000
 WAIT_SECONDS_MAX = 5.0
@@ -46,7 +47,10 @@ def build_app(home: Home) -> Any:
     api.state.intake = Intake(home)
     _event_routes(api, api.state.intake)
     _stream_routes(api, desk, Feed(reader))
-    return LoopbackOnly(RawPaths(api))
+    key = read_key(home)
+    if key is None:
+        return LoopbackOnly(RawPaths(api))
+    return TokensOnly(RawPaths(api), Gate(key, home.revoked_path))
 
 
 @asynccontextmanager
