@@ -102,6 +102,22 @@ def test_invoices_are_those_of_the_terminal(url: str, home: Home) -> None:
     assert httpx.get(f"{url}/v1/invoices/2026-01/ann/3").status_code == 404
 
 
+def test_usage_over_any_range_of_days(url: str) -> None:
+    def ask(**params: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{url}/v1/customers/ann/usage", params=params).json()
+        assert (answer["source"], answer["customer"]) == ("ledger", "ann")
+        return answer["items"]
+
+    assert ask() == [{"total": "8.005000", "events": 3}]
+    assert ask(**{"from": "2026-01-11", "to": "2026-01-31"}) == [{"total": "1.000000", "events": 1}]
+    assert ask(group="day,type", to="2026-01-10") == [
+        {"day": "2026-01-10", "type": "CALL", "total": "5.005000", "events": 1}
+    ]
+    assert [row["type"] for row in ask(group="type")] == ["CALL", "DATA"]
+    for wrong in ({"from": "yesterday"}, {"group": "hour"}):
+        assert httpx.get(f"{url}/v1/customers/ann/usage", params=wrong).status_code == 422
+
+
 def test_types_and_periods(url: str) -> None:
     types = httpx.get(f"{url}/v1/types", params={"period": "2026-01"}).json()["items"]
     assert [(t["type"], t["total"]) for t in types] == [("CALL", "14.005000")]

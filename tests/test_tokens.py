@@ -87,6 +87,7 @@ OWN = [
     "/v1/customers/ann",
     "/v1/customers/ann/periods/2026-01",
     "/v1/customers/ann/invoices",
+    "/v1/customers/ann/usage",
     "/v1/invoices/2026-01/ann",
     "/v1/invoices/2026-01/ann/1",
 ]
@@ -94,6 +95,7 @@ OTHERS = [
     "/v1/customers/c%2F3",
     "/v1/customers/c%2F3/periods/2026-01",
     "/v1/customers/c%2F3/invoices",
+    "/v1/customers/c%2F3/usage",
     "/v1/invoices/2026-01/c%2F3",
     "/v1/invoices/2026-01/c%2F3/1",
     "/v1/customers",

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
@@ -15,9 +16,11 @@ from starlette.concurrency import run_in_threadpool
 
 from opentab import __version__
 from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.errors import InputError, OpentabError
 from opentab.heartbeat import read_heartbeat
-from opentab.periods import PERIOD_PATTERN, to_us
+from opentab.ledger.journal import Journal
+from opentab.ledger.usage import GROUPS, usage
+from opentab.periods import PERIOD_PATTERN, parse_day, to_us
 from opentab.replica.reader import Reader
 from opentab.replica.store import Meta
 from opentab.server.answers import LIST_MAX, Answers
@@ -42,7 +45,7 @@ def build_app(home: Home) -> Any:
     reader = api.state.reader = Reader(home.replica_path)
     install(api)
     desk = Desk(home, reader)
-    for add_routes in (_customer_routes, _invoice_routes, _sum_routes, _health_routes):
+    for add_routes in (_customer_routes, _usage_routes, _invoice_routes, _sum_routes, _health_routes):
         add_routes(api, desk)
     api.state.intake = Intake(home)
     _event_routes(api, api.state.intake)
@@ -58,6 +61,16 @@ async def _closing(api: FastAPI) -> AsyncIterator[None]:
     yield
     api.state.intake.close()
     api.state.reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A range of days, and how to group it."""
+
+    first: date
+    last: date
+    group: tuple[str, ...]
+    customer: str | None = None
 
 
 class Desk:
@@ -88,6 +101,20 @@ class Desk:
             raise Problem(404, "nothing was billed there", more=fresh.as_json())
         body = found if isinstance(found, dict) else {"items": found}
         return JSONResponse({**body, **fresh.as_json()}, headers=_headers(fresh, etag))
+
+    def usage(self, answers: Answers, asked: Asked) -> dict[str, object]:
+        """What was used in a range of days, from the ledger, at the replica's own position."""
+        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        rows = usage(
+            journal,
+            upto=answers.place.position,
+            first=asked.first,
+            last=asked.last,
+            group=asked.group,
+            customer=asked.customer,
+        )
+        bounds = {"from": str(asked.first), "to": str(asked.last)}
+        return {"customer": asked.customer, **bounds, "source": "ledger", "items": list(rows)}
 
     def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
         """The position, an answer with how fresh it is, and the answer alone."""
@@ -163,6 +190,34 @@ def _customer_routes(api: FastAPI, desk: Desk) -> None:
     def customer_period(request: Request, customer: str, period: str) -> Response:
         """One period of a customer, open or closed."""
         return desk.answer(request, lambda answers: answers.total_json(_period(period), name_of(customer)))
+
+
+def _usage_routes(api: FastAPI, desk: Desk) -> None:
+    @api.get("/v1/customers/{customer}/usage")
+    def customer_usage(
+        request: Request,
+        customer: str,
+        first: Annotated[str, Query(alias="from", examples=["2026-01-10"])] = "0001-01-01",
+        last: Annotated[str, Query(alias="to", examples=["2026-01-20"])] = "9999-12-31",
+        group: Annotated[str, Query(examples=["day,type"])] = "",
+    ) -> Response:
+        """Totals of a customer over any range of days, across months, from the ledger."""
+        asked = Asked(_day(first), _day(last), _groups(group), customer=name_of(customer))
+        return desk.answer(request, lambda answers: desk.usage(answers, asked))
+
+
+def _day(text: str) -> date:
+    try:
+        return parse_day(text)
+    except InputError as error:
+        raise Problem(422, str(error)) from None
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    if not set(names) <= set(GROUPS):
+        raise Problem(422, f"group: {text!r} is no list of {' and '.join(GROUPS)}")
+    return names
 
 
 def _invoice_routes(api: FastAPI, desk: Desk) -> None:
