@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,12 +10,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from ledgers import bill, new_home
+from ledgers import SegmentFrame, bill, names_of, new_home, open_job
 from opentab.config import Home
 from product import OPENTAB, event, json_lines, opentab
 
@@ -100,6 +102,22 @@ def test_invoices_are_those_of_the_terminal(url: str, home: Home) -> None:
     assert httpx.get(f"{url}/v1/invoices/2026-01/ann/3").status_code == 404
 
 
+def test_usage_over_any_range_of_days(url: str) -> None:
+    def ask(**params: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{url}/v1/customers/ann/usage", params=params).json()
+        assert (answer["source"], answer["customer"]) == ("ledger", "ann")
+        return answer["items"]
+
+    assert ask() == [{"total": "8.005000", "events": 3}]
+    assert ask(**{"from": "2026-01-11", "to": "2026-01-31"}) == [{"total": "1.000000", "events": 1}]
+    assert ask(group="day,type", to="2026-01-10") == [
+        {"day": "2026-01-10", "type": "CALL", "total": "5.005000", "events": 1}
+    ]
+    assert [row["type"] for row in ask(group="type")] == ["CALL", "DATA"]
+    for wrong in ({"from": "yesterday"}, {"group": "hour"}):
+        assert httpx.get(f"{url}/v1/customers/ann/usage", params=wrong).status_code == 422
+
+
 def test_types_and_periods(url: str) -> None:
     types = httpx.get(f"{url}/v1/types", params={"period": "2026-01"}).json()["items"]
     assert [(t["type"], t["total"]) for t in types] == [("CALL", "14.005000")]
@@ -156,7 +174,96 @@ def test_a_new_batch_is_visible_within_a_second(url: str, home: Home) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_other_machines_are_refused_while_there_are_no_tokens(tmp_path: Path) -> None:
+def test_events_over_http_are_durable_and_judged(url: str, home: Home) -> None:
+    good = json.loads(event("http", "1.50", "2026-02-03T00:00:00Z"))
+    answer = httpx.post(f"{url}/v1/events", json=[good, {**good, "type": "FAX"}, {**good, "amount": 2}])
+    assert answer.status_code == 202
+    assert [r.get("reason") for r in answer.json()["results"]] == [None, "unknown_type", None]
+    pretty = json.dumps({**good, "amount": "0.25"}, indent=2)
+    headers = {"content-type": "application/json"}
+    assert httpx.post(f"{url}/v1/events", content=pretty, headers=headers).json()["accepted"] == 1
+    cloud = {
+        "specversion": "1.0", "id": "a", "source": "s", "type": "usage", "subject": "http",
+        "time": "2026-02-03T00:00:00Z", "data": {"type": "CALL", "amount": "0.25"},
+    }  # fmt: skip
+    headers = {"content-type": "application/cloudevents-batch+json"}
+    assert httpx.post(f"{url}/v1/events", content=json.dumps([cloud]), headers=headers).json()["accepted"] == 1
+    bill_waiting(home)
+    wait_until(lambda: httpx.get(f"{url}/v1/customers/http").status_code == 200)
+    assert httpx.get(f"{url}/v1/customers/http").json()["current"]["total"] == "4.000000"
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status"),
+    [
+        ("{}", "text/plain", 415),
+        ("{}", "application/x-www-form-urlencoded", 415),
+        ("[{]", "application/json", 400),
+        ("", "application/json", 422),
+        ("[]", "application/json", 202),
+        ("[1, null, []]", "application/json", 422),
+        ("[" + ",".join(["{}"] * 10_001) + "]", "application/json", 413),
+        ('{"a":"\xff"}'.encode("latin-1"), "application/json", 422),
+        (b"\x00" * 100, "application/json", 422),
+    ],
+)
+def test_bad_bodies_are_refused_and_never_a_fault(url: str, content: str | bytes, media: str, status: int) -> None:
+    answer = httpx.post(f"{url}/v1/events", content=content, headers={"content-type": media})
+    assert answer.status_code == status, answer.text
+
+
+def test_no_web_page_can_call_it_by_another_name(url: str) -> None:
+    refused = httpx.get(f"{url}/v1/periods", headers={"host": "evil.example"})
+    assert (refused.status_code, refused.headers["content-type"]) == (403, "application/problem+json")
+    assert httpx.get(f"{url}/v1/periods", headers={"host": "localhost:1"}).status_code == 200
+
+
+def test_callers_may_ask_for_a_position_or_an_age(url: str) -> None:
+    at = position(url)
+    assert httpx.get(f"{url}/v1/periods", params={"min_position": at}).status_code == 200
+    late = httpx.get(f"{url}/v1/periods", params={"min_position": at + 1000}, timeout=20)
+    assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+    assert httpx.get(f"{url}/v1/periods", params={"max_staleness": "0"}).status_code == 503
+    assert httpx.get(f"{url}/v1/periods", params={"max_staleness": "100000"}).status_code == 200
+    assert httpx.get(f"{url}/v1/periods", params={"max_staleness": "soon"}).status_code == 422
+
+
+def test_a_stream_sends_a_snapshot_and_then_what_changed(url: str, home: Home) -> None:
+    bill(home, event("live", "1.00", "2026-02-03T00:00:00Z"))
+    wait_until(lambda: httpx.get(f"{url}/v1/customers/live").status_code == 200)
+    with httpx.stream("GET", f"{url}/v1/stream", params={"customer": "live"}, timeout=30) as stream:
+        messages = sse(stream)
+        first = next(messages)
+        assert first["totals"][0]["total"] == "1.000000"
+        bill(home, event("other", "5.00", "2026-02-03T00:00:00Z"))
+        bill(home, event("live", "2.00", "2026-02-03T00:00:00Z"))
+        second = next(messages)
+        assert second["totals"][0]["total"] == "3.000000"
+        assert second["position"] == first["position"] + 2, "a batch that did not touch it is not told"
+    seen = {"last-event-id": str(second["position"])}
+    with httpx.stream("GET", f"{url}/v1/stream", params={"customer": "live"}, headers=seen, timeout=30) as stream:
+        messages = sse(stream)
+        bill(home, event("live", "4.00", "2026-02-03T00:00:00Z"))
+        assert next(messages)["totals"][0]["total"] == "7.000000", "nothing is sent again that was seen"
+    with httpx.stream("GET", f"{url}/v1/stream", params={"types": ""}, timeout=30) as stream:
+        assert {t["type"] for t in next(sse(stream))["types"]} == {"CALL", "DATA"}
+    assert httpx.get(f"{url}/v1/stream").status_code == 422
+
+
+def sse(stream: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in stream.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def bill_waiting(home: Home) -> None:
+    """Bill what lies in the log, without Spark."""
+    job = open_job(home, "run")
+    while unread := job.log.unread(job.positions):
+        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
+
+
+def test_other_machines_are_refused_without_a_key(tmp_path: Path) -> None:
     refused = opentab("serve", "--host", "0.0.0.0", home=tmp_path, check=False)
     assert refused.returncode == 2
-    assert "there are no tokens yet" in refused.stderr
+    assert "there is no key to check tokens with" in refused.stderr

@@ -679,6 +679,65 @@ def serve(home: Home, host: str | None, port: int | None, workers: int | None) -
 
 
 @commands.group()
+def token() -> None:
+    """Access tokens for opentab serve: make a key, issue, revoke."""
+
+
+@token.command("key")
+@at_home
+def token_key(home: Home) -> None:
+    """Write a new key to the home's server.key_file, or to key beside opentab.toml."""
+    from opentab.server.tokens import new_key
+
+    path = home.path / (home["server.key_file"] or "key")
+    home.path.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise InputError(f"{path} is there already", hint="all tokens are signed with it; remove it first") from None
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(new_key() + "\n")
+    terminal.write(f"wrote {path}")
+    if not home["server.key_file"]:
+        terminal.write(f'set key_file = "{path.name}" under [server] in {home.path / config.FILE_NAME}')
+
+
+@token.command("issue")
+@click.option("--role", type=click.Choice(["customer", "reader", "ingest", "admin"]), required=True)
+@click.option("--customer", metavar="NAME", help="for the role customer: whose")
+@click.option("--expires", default="30d", show_default=True, help="how long it is good")
+@at_home
+def token_issue(home: Home, role: str, customer: str | None, expires: str) -> None:
+    """Print a new token; its id, for revoking it, goes to standard error."""
+    from opentab.server.tokens import Role, issue, token_id
+
+    text = issue(_key(home), Role(role), customer=customer, lifetime=_duration_option("--expires", expires))
+    terminal.write(text)
+    terminal.write(f"id {token_id(text)}", sys.stderr)
+
+
+@token.command("revoke")
+@click.argument("token_or_id")
+@at_home
+def token_revoke(home: Home, token_or_id: str) -> None:
+    """Let a token, given by itself or by its id, be refused from now on."""
+    from opentab.server.tokens import Revoked, token_id
+
+    wanted = token_id(token_or_id)
+    Revoked(home.revoked_path).add(wanted)
+    terminal.write(f"{wanted} is refused from now on")
+
+
+def _key(home: Home) -> bytes:
+    from opentab.server.tokens import read_key
+
+    key = read_key(home)
+    if key is None:
+        raise InputError("there is no key to sign tokens with", hint="make one with opentab token key")
+    return key
+
+
+@commands.group()
 def bench() -> None:
     """Measure opentab on this machine."""
 

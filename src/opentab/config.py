@@ -76,6 +76,12 @@ def _text(setting: Setting, value: Any) -> str:
     return value
 
 
+def _text_or_nothing(setting: Setting, value: Any) -> str:
+    if not isinstance(value, str):
+        raise setting.wrong(value, "a text in quotes")
+    return value
+
+
 def _currency(setting: Setting, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Z]{3}", value):
         raise setting.wrong(value, "a currency code of three capital letters")
@@ -181,6 +187,10 @@ SETTINGS = [
     Setting("server", "host", '"127.0.0.1"', _text, "where opentab serve listens"),
     Setting("server", "port", "8080", _port, ""),
     Setting("server", "workers", "1", _count, "HTTP processes"),
+    Setting(
+        "server", "key_file", '""', _text_or_nothing,
+        "what tokens are signed with, relative to the home; or OPENTAB_KEY; without a key only loopback is served",
+    ),
 ]  # fmt: skip
 SECTIONS = ("billing", "log", "pipeline", "ledger", "invoices", "server", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"
@@ -212,6 +222,11 @@ class Home:
     @property
     def replica_path(self) -> Path:
         return self.path / "replica"
+
+    @property
+    def revoked_path(self) -> Path:
+        """The ids of tokens that are no good any more."""
+        return self.path / "tokens" / "revoked"
 
     @property
     def checkpoint_path(self) -> Path:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from opentab import __version__
 from opentab.config import Home
+from opentab.errors import InputError, OpentabError
 from opentab.heartbeat import read_heartbeat
-from opentab.periods import PERIOD_PATTERN, to_us
+from opentab.ledger.journal import Journal
+from opentab.ledger.usage import GROUPS, usage
+from opentab.periods import PERIOD_PATTERN, parse_day, to_us
 from opentab.replica.reader import Reader
 from opentab.replica.store import Meta
 from opentab.server.answers import LIST_MAX, Answers
+from opentab.server.feed import STREAMS_MAX, Feed
 from opentab.server.freshness import Freshness, freshness_of
+from opentab.server.guard import LoopbackOnly, TokensOnly
+from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
 from opentab.server.paths import RawPaths, name_of
 from opentab.server.problem import Problem, install
+from opentab.server.tokens import Gate, read_key
 
 READY_STALENESS_MS_MAX = 10_000
+WAIT_SECONDS_MAX = 5.0
+WAIT_STEP_SECONDS = 0.01
+RETRY = {"retry-after": "1"}
 PeriodName = Annotated[str, Query(pattern=PERIOD_PATTERN.pattern, examples=["2026-01"])]
 
 
@@ -31,15 +45,32 @@ def build_app(home: Home) -> Any:
     reader = api.state.reader = Reader(home.replica_path)
     install(api)
     desk = Desk(home, reader)
-    for add_routes in (_customer_routes, _invoice_routes, _sum_routes, _health_routes):
+    for add_routes in (_customer_routes, _usage_routes, _invoice_routes, _sum_routes, _health_routes):
         add_routes(api, desk)
-    return RawPaths(api)
+    api.state.intake = Intake(home)
+    _event_routes(api, api.state.intake)
+    _stream_routes(api, desk, Feed(reader))
+    key = read_key(home)
+    if key is None:
+        return LoopbackOnly(RawPaths(api))
+    return TokensOnly(RawPaths(api), Gate(key, home.revoked_path))
 
 
 @asynccontextmanager
 async def _closing(api: FastAPI) -> AsyncIterator[None]:
     yield
+    api.state.intake.close()
     api.state.reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A range of days, and how to group it."""
+
+    first: date
+    last: date
+    group: tuple[str, ...]
+    customer: str | None = None
 
 
 class Desk:
@@ -50,10 +81,18 @@ class Desk:
         self._reader = reader
 
     def answer(self, request: Request, ask: Callable[[Answers], Any]) -> Response:
-        """Ask one snapshot; 304 if the caller has seen it, 404 if there is nothing."""
+        """Ask one snapshot; 304 if the caller has seen it, 404 if there is nothing.
+
+        A caller may want an answer that is not older than a position (we wait a little for it) or than so
+        many seconds.
+        """
+        self._wait_for(_number(request, "min_position"))
+        staleness_max = _number(request, "max_staleness")
         with self._reader.read() as snapshot:
             answers = Answers(snapshot, self._home.calendar)
             fresh = self.freshness(answers.meta)
+            if staleness_max is not None and (fresh.staleness_ms is None or fresh.staleness_ms > staleness_max * 1000):
+                raise Problem(503, "the answer is older than that", headers=RETRY, more=fresh.as_json())
             etag = f'"{fresh.position}-{fresh.invoices_position}"'
             if request.headers.get("if-none-match") == etag:
                 return Response(status_code=304, headers=_headers(fresh, etag))
@@ -63,6 +102,40 @@ class Desk:
         body = found if isinstance(found, dict) else {"items": found}
         return JSONResponse({**body, **fresh.as_json()}, headers=_headers(fresh, etag))
 
+    def usage(self, answers: Answers, asked: Asked) -> dict[str, object]:
+        """What was used in a range of days, from the ledger, at the replica's own position."""
+        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        rows = usage(
+            journal,
+            upto=answers.place.position,
+            first=asked.first,
+            last=asked.last,
+            group=asked.group,
+            customer=asked.customer,
+        )
+        bounds = {"from": str(asked.first), "to": str(asked.last)}
+        return {"customer": asked.customer, **bounds, "source": "ledger", "items": list(rows)}
+
+    def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
+        """The position, an answer with how fresh it is, and the answer alone."""
+        with self._reader.read() as snapshot:
+            answers = Answers(snapshot, self._home.calendar)
+            fresh = self.freshness(answers.meta)
+            found = ask(answers)
+        return fresh.position, {**found, **fresh.as_json()}, found
+
+    def _wait_for(self, position: float | None) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while position is not None:
+            with self._reader.read() as snapshot:
+                meta = snapshot.meta()
+            if meta is not None and meta.position >= position:
+                return
+            if time.monotonic() > deadline:
+                at = meta.position if meta else 0
+                raise Problem(503, f"position {position:.0f} is not there yet, but {at}", headers=RETRY)
+            time.sleep(WAIT_STEP_SECONDS)
+
     def freshness(self, meta: Meta | None) -> Freshness:
         return freshness_of(meta, read_heartbeat(self._home.ledger_path), to_us(datetime.now(UTC)))
 
@@ -71,7 +144,7 @@ class Desk:
         with self._reader.read() as snapshot:
             fresh = self.freshness(snapshot.meta())
         if fresh.staleness_ms is None or fresh.staleness_ms > READY_STALENESS_MS_MAX:
-            raise Problem(503, "the answers are stale", headers={"retry-after": "1"}, more=fresh.as_json())
+            raise Problem(503, "the answers are stale", headers=RETRY, more=fresh.as_json())
         return fresh
 
 
@@ -117,6 +190,34 @@ def _customer_routes(api: FastAPI, desk: Desk) -> None:
     def customer_period(request: Request, customer: str, period: str) -> Response:
         """One period of a customer, open or closed."""
         return desk.answer(request, lambda answers: answers.total_json(_period(period), name_of(customer)))
+
+
+def _usage_routes(api: FastAPI, desk: Desk) -> None:
+    @api.get("/v1/customers/{customer}/usage")
+    def customer_usage(
+        request: Request,
+        customer: str,
+        first: Annotated[str, Query(alias="from", examples=["2026-01-10"])] = "0001-01-01",
+        last: Annotated[str, Query(alias="to", examples=["2026-01-20"])] = "9999-12-31",
+        group: Annotated[str, Query(examples=["day,type"])] = "",
+    ) -> Response:
+        """Totals of a customer over any range of days, across months, from the ledger."""
+        asked = Asked(_day(first), _day(last), _groups(group), customer=name_of(customer))
+        return desk.answer(request, lambda answers: desk.usage(answers, asked))
+
+
+def _day(text: str) -> date:
+    try:
+        return parse_day(text)
+    except InputError as error:
+        raise Problem(422, str(error)) from None
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    if not set(names) <= set(GROUPS):
+        raise Problem(422, f"group: {text!r} is no list of {' and '.join(GROUPS)}")
+    return names
 
 
 def _invoice_routes(api: FastAPI, desk: Desk) -> None:
@@ -169,6 +270,76 @@ def _sum_routes(api: FastAPI, desk: Desk) -> None:
         return desk.answer(request, lambda answers: answers.period_json(_period(period)))
 
 
+def _stream_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
+    @api.get("/v1/stream", response_class=StreamingResponse)
+    async def stream(
+        customer: Annotated[str | None, Query(max_length=256)] = None,
+        types: str | None = None,
+        last_event_id: Annotated[int | None, Header()] = None,
+    ) -> Response:
+        """Server-sent events: the totals of a customer or by type, then again whenever a batch touched them."""
+        if (customer is None) == (types is None):
+            raise Problem(422, "ask for ?customer=NAME or for ?types, one of them")
+        if feed.open_streams >= STREAMS_MAX:
+            raise Problem(503, "there are too many streams", headers=RETRY)
+
+        def look() -> tuple[int, dict[str, object], object]:
+            return desk.look(lambda answers: _touched(answers, customer))
+
+        messages = feed.stream(look, last_seen=last_event_id)
+        return StreamingResponse(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _touched(answers: Answers, customer: str | None) -> dict[str, object]:
+    """What a stream looks at: a customer's periods that are not final, or all types."""
+    if customer is None:
+        return {"types": list(answers.types())}
+    live = [period for period in answers.periods() if answers.status(period) != "final"]
+    totals = [total for period in live if (total := answers.total_json(period, customer)) is not None]
+    for total in totals:
+        # They move with every batch; the message as a whole says them.
+        del total["position"], total["watermark"]
+    return {"customer": customer, "totals": totals}
+
+
+def _event_routes(api: FastAPI, intake: Intake) -> None:
+    @api.post("/v1/events", status_code=202)
+    async def events(request: Request) -> Response:
+        """Put one event or up to 10,000 into the log; answered once they are durable."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media not in EVENT_MEDIA:
+            raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
+        try:
+            lines = split(await _body(request))
+        except ValueError as error:
+            raise Problem(400, f"the body is not JSON: {error}") from None
+        if len(lines) > EVENTS_MAX:
+            raise Problem(413, f"{len(lines):,} events are too many: send up to {EVENTS_MAX:,} at a time")
+        try:
+            intake.check_room()
+        except Overloaded as error:
+            raise Problem(503, str(error), headers={"retry-after": "5"}) from None
+        verdicts = await run_in_threadpool(intake.judge, lines)
+        accepted = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict.reason is None]
+        if accepted:
+            try:
+                await asyncio.wrap_future(intake.append(accepted))
+            except OpentabError as error:
+                raise Problem(503, error.fact, headers={"retry-after": "5"}) from None
+        body = {"accepted": len(accepted), "results": [verdict.as_json() for verdict in verdicts]}
+        return JSONResponse(body, status_code=202 if accepted or not lines else 422)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, as long as it is not too large."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > BODY_BYTES_MAX:
+            raise Problem(413, f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+    return bytes(received)
+
+
 def _health_routes(api: FastAPI, desk: Desk) -> None:
     @api.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -182,6 +353,21 @@ def _health_routes(api: FastAPI, desk: Desk) -> None:
 
 
 LAST_CLOSED = 3
+EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
+
+
+def _number(request: Request, name: str) -> float | None:
+    """A number of the query that every question may have."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e15:
+        raise Problem(422, f"query.{name}: {text!r} is no number from 0 on")
+    return number
 
 
 def _period(text: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from opentab.config import Home
 from opentab.errors import ConfigError, InputError
 from opentab.server.asgi_name import HOME_VARIABLE, TARGET
+from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
 
@@ -23,7 +24,7 @@ def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str]
     from granian.constants import Interfaces
     from granian.log import LogLevels
 
-    check_address(host)
+    check_address(host, has_key=read_key(home) is not None)
     check_free(host, port)
     os.environ[HOME_VARIABLE] = str(home.path)
     follower = FollowerProcess(home)
@@ -73,16 +74,18 @@ class FollowerProcess:
             self._stopping.wait(RESTART_SECONDS)
 
 
-def check_address(host: str) -> None:
-    """Refuse to be reached from other machines: there are no tokens yet."""
+def check_address(host: str, *, has_key: bool) -> None:
+    """Refuse to be reached from other machines without a key: anyone could read every bill."""
+    if has_key:
+        return
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback:
         raise ConfigError(
-            f"server.host {host!r} can be reached from other machines, and there are no tokens yet",
-            hint='use "127.0.0.1", and a proxy of your own that knows who may read',
+            f"server.host {host!r} can be reached from other machines, and there is no key to check tokens with",
+            hint="opentab token key makes one; or listen on 127.0.0.1",
         )
 
 

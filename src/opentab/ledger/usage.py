@@ -1,0 +1,49 @@
+"""What a customer, or everyone, used in a range of days, grouped as asked, from the entries themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+
+import pyarrow.dataset as ds
+
+from opentab.ledger.billed import connect
+from opentab.ledger.journal import Journal
+from opentab.money import format_micros
+
+GROUPS = ("day", "type")
+
+
+def usage(
+    journal: Journal | None,
+    *,
+    upto: int,
+    first: date,
+    last: date,
+    group: Sequence[str] = (),
+    customer: str | None = None,
+    type_: str | None = None,
+) -> Iterator[dict[str, object]]:
+    """Totals by the events' own days, both ends included, as far as batch `upto` knows."""
+    if journal is None:
+        return
+    wanted = (ds.field("day") >= first) & (ds.field("day") <= last)
+    if customer is not None:
+        wanted &= ds.field("customer") == customer
+    if type_ is not None:
+        wanted &= ds.field("type") == type_
+    keys = [name for name in GROUPS if name in group]
+    select = "".join(f"{name}, " for name in keys)
+    grouping = f"group by {', '.join(keys)} order by {', '.join(keys)}" if keys else ""
+    with connect() as connection:
+        connection.register("used", journal.entries(upto=upto).scanner(filter=wanted).to_table())
+        rows = connection.execute(
+            f"select {select} coalesce(sum(amount_micros::decimal(38, 0)), 0), coalesce(sum(event_count), 0)::bigint"
+            f" from used {grouping}"
+        ).fetchall()
+    for *key, micros, events in rows:
+        yield {
+            **{name: str(value) for name, value in zip(keys, key, strict=True)},
+            "total": format_micros(int(micros)),
+            "events": events,
+        }

@@ -1,0 +1,72 @@
+"""Live streams: a message whenever a batch touched what the reader looks at (server-sent events).
+
+Totals are cumulative, so only the newest state is ever sent: a slow reader skips what lies between, and nothing
+is kept for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from opentab.errors import ReplicaError
+from opentab.replica.reader import Reader
+
+POLL_SECONDS = 0.05
+HEARTBEAT_SECONDS = 15.0
+STREAMS_MAX = 2_000
+
+Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to send, what decides whether to
+
+
+class Feed:
+    """Tells all streams of one process when the replica has moved on: one look for all of them."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._moved = asyncio.Condition()
+        self._at = (0, 0)
+        self._task: asyncio.Task[None] | None = None
+        self.open_streams = 0
+
+    async def stream(self, look: Look, *, last_seen: int | None) -> AsyncIterator[str]:
+        """The messages of one stream; `last_seen` is the position that the reader has from before."""
+        self.open_streams += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+        try:
+            sent: object = None
+            known = self._at
+            yield "retry: 1000\n\n"
+            while True:
+                position, answer, state = look()
+                if state != sent and not (sent is None and last_seen is not None and last_seen >= position):
+                    yield f"id: {position}\nevent: totals\ndata: {json.dumps(answer, ensure_ascii=False)}\n\n"
+                sent = state
+                known, alive = await self._wait(known)
+                if not alive:
+                    yield ": alive\n\n"
+        finally:
+            self.open_streams -= 1
+
+    async def _wait(self, known: tuple[int, int]) -> tuple[tuple[int, int], bool]:
+        """Until the replica has moved on; False if it has not for so long that a sign of life is due."""
+        async with self._moved:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait_for(lambda: self._at != known), HEARTBEAT_SECONDS)
+                return self._at, True
+        return known, False
+
+    async def _watch(self) -> None:
+        while self.open_streams:
+            with suppress(ReplicaError):
+                with self._reader.read() as snapshot:
+                    meta = snapshot.meta()
+                at = (meta.position, meta.invoices_position) if meta else (0, 0)
+                if at != self._at:
+                    async with self._moved:
+                        self._at = at
+                        self._moved.notify_all()
+            await asyncio.sleep(POLL_SECONDS)

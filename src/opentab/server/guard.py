@@ -1,0 +1,89 @@
+"""Who may ask: with a key, whoever brings a good token; without one, only programs on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote_to_bytes
+
+from opentab.server.problem import problem
+from opentab.server.tokens import Gate, Token, TokenRefused, may
+
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+PUBLIC = (["healthz"], ["readyz"], ["openapi.json"])
+CHALLENGE = {"www-authenticate": "Bearer"}
+
+
+class LoopbackOnly:
+    """Answers only who calls it by a loopback name: a foreign page's requests carry that page's own."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and not is_loopback_name(_header(scope, b"host")):
+            refusal = problem(403, "without a key this server answers on loopback names only, such as 127.0.0.1")
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class TokensOnly:
+    """Answers only who brings a token that is good for what is asked."""
+
+    def __init__(self, app: App, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            parts = [part for part in path_parts(scope) if part]
+            if parts not in PUBLIC:
+                refusal = self._refusal(scope, parts)
+                if refusal is not None:
+                    await refusal(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: dict[str, Any], parts: list[str]) -> Any:
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        text = _header(scope, b"authorization")
+        kind, _, token_text = text.partition(" ")
+        if kind.lower() != "bearer":
+            # A browser's EventSource cannot send headers.
+            token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
+        if not token_text:
+            return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
+        try:
+            token: Token = self._gate.check(token_text.strip())
+        except TokenRefused as refused:
+            return problem(401, str(refused), headers=CHALLENGE)
+        customers = query.get("customer", [])
+        # More than one would leave it open which of them the answer is about.
+        customer = customers[0] if len(customers) == 1 else None
+        if not may(token, scope["method"], parts, customer):
+            return problem(403, f"a token of the role {token.role} may not do that")
+        return None
+
+
+def path_parts(scope: dict[str, Any]) -> list[str]:
+    """The parts of a path, each decoded alone."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    return [unquote_to_bytes(part).decode("utf-8", errors="replace") for part in raw.split(b"?", 1)[0].split(b"/")]
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a Host header names this machine by a loopback name."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _header(scope: dict[str, Any], name: bytes) -> str:
+    found = [value for key, value in scope["headers"] if key == name]
+    return found[0].decode("latin-1") if len(found) == 1 else ""

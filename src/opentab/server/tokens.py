@@ -1,0 +1,177 @@
+"""Access tokens: who may read what. Signed (JWT, HS256), with an end, and revoked at once everywhere.
+
+    customer   its own totals, invoices and stream, and nothing else
+    reader     all reads
+    ingest     POST /v1/events only
+    admin      everything
+
+The key is read from a file or the environment, and never written anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+
+import jwt
+
+from opentab.config import Home
+from opentab.disk import sync
+from opentab.errors import ConfigError, InputError
+
+ALGORITHM = "HS256"
+KEY_VARIABLE = "OPENTAB_KEY"
+KEY_BYTES_MIN = 32
+
+
+class Role(StrEnum):
+    """What a token is for."""
+
+    CUSTOMER = "customer"
+    READER = "reader"
+    INGEST = "ingest"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that was found to be good."""
+
+    id: str
+    role: Role
+    customer: str | None
+
+
+class TokenRefused(Exception):
+    """A token that is no good; the message says why, and nothing of the token."""
+
+
+def read_key(home: Home) -> bytes | None:
+    """The home's key, from the environment or from `server.key_file`; None where none is configured."""
+    text = os.environ.get(KEY_VARIABLE)
+    key_file = home["server.key_file"]
+    if text is None and key_file:
+        path = home.path / key_file
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"the key file {path} cannot be read: {error.strerror}",
+                hint="make one with opentab token key, or mend server.key_file",
+            ) from error
+    if text is None:
+        return None
+    key = text.strip().encode()
+    if len(key) < KEY_BYTES_MIN:
+        raise ConfigError(
+            f"the key has {len(key)} characters, and needs {KEY_BYTES_MIN} at least",
+            hint="make one with opentab token key",
+        )
+    return key
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_urlsafe(48)
+
+
+def issue(key: bytes, role: Role, *, customer: str | None, lifetime: timedelta, now: float | None = None) -> str:
+    """A new token."""
+    if (role is Role.CUSTOMER) != (customer is not None):
+        raise InputError("a customer's token names the customer, and no other does", hint="use --customer NAME")
+    at = int(time.time() if now is None else now)
+    claims = {"jti": secrets.token_hex(8), "role": str(role), "iat": at, "exp": at + int(lifetime.total_seconds())}
+    if customer is not None:
+        claims["sub"] = customer
+    return jwt.encode(claims, key, algorithm=ALGORITHM)
+
+
+class Gate:
+    """Tells good tokens from bad ones."""
+
+    def __init__(self, key: bytes, revoked_path: Path) -> None:
+        self._key = key
+        self._revoked = Revoked(revoked_path)
+
+    def check(self, text: str) -> Token:
+        """The token, or TokenRefused."""
+        try:
+            claims = jwt.decode(
+                text, self._key, algorithms=[ALGORITHM], options={"require": ["exp", "iat", "jti", "role"]}
+            )
+            token = Token(str(claims["jti"]), Role(claims["role"]), claims.get("sub"))
+        except jwt.ExpiredSignatureError:
+            raise TokenRefused("the token has expired") from None
+        except (jwt.PyJWTError, ValueError):
+            raise TokenRefused("the token is not one of ours") from None
+        if (token.role is Role.CUSTOMER) != (token.customer is not None):
+            raise TokenRefused("the token is not one of ours")
+        if self._revoked.holds(token.id):
+            raise TokenRefused("the token was revoked")
+        return token
+
+
+class Revoked:
+    """The ids of tokens that are no good any more: a file that every worker looks at."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._ids: frozenset[str] = frozenset()
+
+    def holds(self, token_id: str) -> bool:
+        """Whether a token was revoked, as of this moment."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return False
+        now = (stat.st_mtime_ns, stat.st_size)
+        if now != self._seen:
+            self._ids = frozenset(self._path.read_text(encoding="utf-8").split())
+            self._seen = now
+        return token_id in self._ids
+
+    def add(self, token_id: str) -> None:
+        """Revoke a token, durably and at once."""
+        if not token_id.isalnum():
+            raise InputError(f"{token_id!r} is no token's id", hint="opentab token issue prints it")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{token_id}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync(self._path.parent)
+
+
+def token_id(text: str) -> str:
+    """The id of a token, or the text itself where it is one already."""
+    if "." not in text:
+        return text
+    try:
+        claims = jwt.decode(text, options={"verify_signature": False})
+        return str(claims["jti"])
+    except (jwt.PyJWTError, KeyError):
+        raise InputError("that is no token", hint="give the token or its id") from None
+
+
+def may(token: Token, method: str, parts: list[str], query_customer: str | None) -> bool:
+    """Whether a token is good for a request; `parts` are those of the path, decoded."""
+    if token.role is Role.ADMIN:
+        return True
+    if method == "POST":
+        return token.role is Role.INGEST and parts == ["v1", "events"]
+    if method not in ("GET", "HEAD") or token.role is Role.INGEST:
+        return False
+    if token.role is Role.READER:
+        return True
+    own = token.customer
+    if parts[:2] == ["v1", "customers"]:
+        return len(parts) > 2 and parts[2] == own
+    if parts[:2] == ["v1", "invoices"]:
+        return len(parts) > 3 and parts[3] == own
+    return parts == ["v1", "stream"] and query_customer is not None and query_customer == own

@@ -1,0 +1,230 @@
+"""Who may read what: every role at every endpoint, and every way a token can be no good."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import jwt
+import pytest
+
+from ledgers import bill, new_home
+from opentab.config import Home
+from opentab.errors import ConfigError, InputError
+from opentab.server.guard import is_loopback_name
+from opentab.server.tokens import Gate, Role, TokenRefused, issue, new_key, read_key, token_id
+from product import OPENTAB, event, opentab
+
+DAY = timedelta(days=1)
+SETTINGS = '[billing]\nout_of_orderness = "0s"\n[server]\nkey_file = "key"\n'
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = new_home(tmp_path_factory.mktemp("guarded") / "home", SETTINGS)
+    opentab("token", "key", home=home)
+    bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"), event("c/3", "1.00", "2026-01-10T00:00:00Z"))
+    bill(home, event("ann", "2.00", "2026-02-01T12:00:00Z"))
+    return home
+
+
+@pytest.fixture(scope="module")
+def url(home: Home) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", "2"]
+    process = subprocess.Popen(command, start_new_session=True)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: ready(base, home))
+        yield base
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ready(base: str, home: Home) -> bool:
+    try:
+        answer = httpx.get(f"{base}/v1/periods", headers=bearer(home, Role.ADMIN))
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200 and answer.json()["position"] == 2
+
+
+def key_of(home: Home) -> bytes:
+    key = read_key(home)
+    assert key is not None
+    return key
+
+
+def bearer(home: Home, role: Role, customer: str | None = None) -> dict[str, str]:
+    return {"authorization": f"Bearer {issue(key_of(home), role, customer=customer, lifetime=DAY)}"}
+
+
+OWN = [
+    "/v1/customers/ann",
+    "/v1/customers/ann/periods/2026-01",
+    "/v1/customers/ann/invoices",
+    "/v1/customers/ann/usage",
+    "/v1/invoices/2026-01/ann",
+    "/v1/invoices/2026-01/ann/1",
+]
+OTHERS = [
+    "/v1/customers/c%2F3",
+    "/v1/customers/c%2F3/periods/2026-01",
+    "/v1/customers/c%2F3/invoices",
+    "/v1/customers/c%2F3/usage",
+    "/v1/invoices/2026-01/c%2F3",
+    "/v1/invoices/2026-01/c%2F3/1",
+    "/v1/customers",
+    "/v1/customers?prefix=ann",
+    "/v1/types",
+    "/v1/types/CALL",
+    "/v1/periods",
+    "/v1/periods/2026-01",
+    "/v1/stream?types",
+    "/v1/stream?customer=c%2F3",
+    "/v1/stream?customer=ann&customer=c%2F3",
+]
+STREAM = "/v1/stream?customer=ann"
+
+
+def status_of(url: str, path: str, headers: dict[str, str]) -> int:
+    with httpx.stream("GET", url + path, headers=headers, timeout=10) as answer:
+        return answer.status_code
+
+
+@pytest.mark.parametrize("path", [*OWN, STREAM, *OTHERS])
+def test_a_customer_reads_its_own_and_nothing_else(url: str, home: Home, path: str) -> None:
+    wanted = 200 if path in (*OWN, STREAM) else 403
+    assert status_of(url, path, bearer(home, Role.CUSTOMER, "ann")) == wanted
+
+
+@pytest.mark.parametrize("path", [*OWN, *OTHERS[:-1], STREAM])
+def test_readers_read_and_producers_do_not(url: str, home: Home, path: str) -> None:
+    assert status_of(url, path, bearer(home, Role.READER)) == 200
+    assert status_of(url, path, bearer(home, Role.ADMIN)) == 200
+    assert status_of(url, path, bearer(home, Role.INGEST)) == 403
+    assert status_of(url, path, {}) == 401
+
+
+def test_who_may_post_events(url: str, home: Home) -> None:
+    one = json.loads(event("ann", "1.00", "2026-02-02T00:00:00Z"))
+    for role, customer, status in (
+        (Role.INGEST, None, 202), (Role.ADMIN, None, 202), (Role.READER, None, 403), (Role.CUSTOMER, "ann", 403),
+    ):  # fmt: skip
+        answer = httpx.post(f"{url}/v1/events", json=one, headers=bearer(home, role, customer))
+        assert answer.status_code == status, role
+    assert httpx.post(f"{url}/v1/events", json=one).status_code == 401
+
+
+def test_a_customer_with_a_slash_is_not_another_one(url: str, home: Home) -> None:
+    headers = bearer(home, Role.CUSTOMER, "c/3")
+    assert status_of(url, "/v1/customers/c%2F3", headers) == 200
+    for path in (
+        "/v1/customers/c/3",
+        "/v1/customers/c%252F3",
+        "/v1/customers/..%2Fcustomers/ann",
+        "/v1//customers/ann",
+    ):
+        assert status_of(url, path, headers) in (403, 404), path
+
+
+def test_tokens_that_are_no_good(url: str, home: Home) -> None:
+    key = key_of(home)
+    good = issue(key, Role.READER, customer=None, lifetime=DAY)
+    head, body, signature = good.split(".")
+    claims = jwt.decode(good, options={"verify_signature": False})
+    none = base64.urlsafe_b64encode(b'{"alg":"none","typ":"JWT"}').decode().rstrip("=")
+    admin = base64.urlsafe_b64encode(json.dumps({**claims, "role": "admin"}).encode()).decode().rstrip("=")
+    bad = {
+        "expired": issue(key, Role.READER, customer=None, lifetime=DAY, now=time.time() - 2 * 86_400),
+        "another key": issue(new_key().encode(), Role.READER, customer=None, lifetime=DAY),
+        "alg none": f"{none}.{body}.",
+        "tampered": f"{head}.{admin}.{signature}",
+        "another algorithm": jwt.encode(claims, key, algorithm="HS512"),
+        "no end": jwt.encode({k: v for k, v in claims.items() if k != "exp"}, key, algorithm="HS256"),
+        "no id": jwt.encode({k: v for k, v in claims.items() if k != "jti"}, key, algorithm="HS256"),
+        "no such role": jwt.encode({**claims, "role": "owner"}, key, algorithm="HS256"),
+        "a customer's without a customer": jwt.encode({**claims, "role": "customer"}, key, algorithm="HS256"),
+        "noise": "a.b.c",
+    }
+    for what, text in bad.items():
+        answer = httpx.get(f"{url}/v1/periods", headers={"authorization": f"Bearer {text}"})
+        assert (answer.status_code, answer.headers.get("www-authenticate")) == (401, "Bearer"), what
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert httpx.get(f"{url}/v1/periods", headers={"authorization": f"Basic {good}"}).status_code == 401
+    assert httpx.get(f"{url}/v1/periods", params={"access_token": good}).status_code == 401, "streams only"
+    assert status_of(url, f"/v1/stream?types&access_token={good}", {}) == 200
+
+
+def test_revoked_at_once_on_every_worker(url: str, home: Home) -> None:
+    text = opentab("token", "issue", "--role", "reader", home=home).stdout.strip()
+    headers = {"authorization": f"Bearer {text}"}
+    assert {httpx.get(f"{url}/v1/periods", headers=headers).status_code for _ in range(10)} == {200}
+    opentab("token", "revoke", text, home=home)
+    assert {httpx.get(f"{url}/v1/periods", headers=headers).status_code for _ in range(20)} == {401}
+
+
+def test_health_needs_no_token(url: str) -> None:
+    assert httpx.get(f"{url}/healthz").status_code == 200
+    assert httpx.get(f"{url}/readyz").status_code in (200, 503)
+
+
+def test_a_key_is_written_once_and_for_its_owner_only(home: Home) -> None:
+    path = home.path / "key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    again = opentab("token", "key", home=home, check=False)
+    assert (again.returncode, path.read_text().strip() in again.stderr + again.stdout) == (2, False)
+
+
+def test_keys_and_tokens_that_cannot_be(tmp_path: Path) -> None:
+    keyless = new_home(tmp_path / "keyless", "")
+    refused = opentab("token", "issue", "--role", "reader", home=keyless, check=False)
+    assert (refused.returncode, "there is no key" in refused.stderr) == (2, True)
+    missing = new_home(tmp_path / "missing", '[server]\nkey_file = "nowhere"\n')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_key(missing)
+    (missing.path / "nowhere").write_text("short\n")
+    with pytest.raises(ConfigError, match="needs 32 at least"):
+        read_key(missing)
+    with pytest.raises(InputError):
+        issue(b"k" * 32, Role.CUSTOMER, customer=None, lifetime=DAY)
+    with pytest.raises(InputError):
+        token_id("a.b")
+    with pytest.raises(TokenRefused):
+        Gate(b"k" * 32, tmp_path / "revoked").check("")
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("127.0.0.1", True), ("127.0.0.1:8080", True), ("localhost", True), ("localhost:1", True), ("[::1]", True),
+        ("[::1]:8080", True), ("", False), ("evil.example", False), ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:80", False), ("10.0.0.1", False), ("[fe80::1]:80", False),
+    ],
+)  # fmt: skip
+def test_loopback_names(host: str, ours: bool) -> None:
+    assert is_loopback_name(host) is ours
