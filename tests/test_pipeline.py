@@ -316,7 +316,7 @@ def test_another_schema_version_is_left_alone(
     append(event())
     run_once(home)
     for version, age in ((0, "newer"), (2, "older")):
-        monkeypatch.setattr("opentab.ledger.journal.SCHEMA_VERSION", version)
+        monkeypatch.setattr("opentab.ledger.table.SCHEMA_VERSION", version)
         with pytest.raises(SchemaMismatch, match=age):
             run_once(home)
 
