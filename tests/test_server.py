@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +14,8 @@ import pytest
 
 from ledgers import SegmentFrame, bill, names_of, new_home, open_job
 from opentab.config import Home
-from product import OPENTAB, event, json_lines, opentab
+from processes import serving
+from product import event, json_lines, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
 ODD = ["c/3", "100%", "a%2Fb", "emoji 🧾", "dots..", "q?x=1#y", "spa ce", "ü"]
@@ -35,23 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def url(home: Home) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", "2"], start_new_session=True
-    )
-    base = f"http://127.0.0.1:{port}"
-    try:
+    with serving(home) as base:
         wait_until(lambda: position(base) == 3)
         yield base
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def position(base: str) -> int:
