@@ -134,6 +134,17 @@ def test_the_pipeline_is_down_and_that_is_said(url: str) -> None:
     assert httpx.get(f"{url}/healthz").json() == {"status": "alive"}
 
 
+def test_metrics_tell_operators(url: str) -> None:
+    httpx.get(f"{url}/v1/customers/nobody%20there")
+    text = httpx.get(f"{url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    assert float(values["opentab_replica_position"]) >= 3
+    assert float(values["opentab_events_total"]) >= 11
+    assert "opentab_watermark_lag_seconds" in values
+    counted = [name for name in values if name.startswith("opentab_request_seconds_count")]
+    assert any('route="/v1/customers/{customer}",status="404"' in name for name in counted), counted
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

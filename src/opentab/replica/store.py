@@ -41,6 +41,9 @@ class Meta(msgspec.Struct, frozen=True):
     identity: dict[str, str]
     record: str | None  # the record of that batch, as JSON
     sums: dict[str, tuple[str, int]]  # by table: micros and events of all its cells
+    events: int = 0
+    rejections: dict[str, int] = {}  # by reason
+    fold_seconds: float = 0.0  # the last step took
     format: int = FORMAT
 
 
