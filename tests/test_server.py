@@ -118,6 +118,8 @@ def test_customers_are_listed_by_name_in_pages(url: str) -> None:
     assert names == sorted([*ODD, "ann"], key=str.encode)
     found = httpx.get(f"{url}/v1/customers", params={"period": "2026-01", "prefix": "a"}).json()["items"]
     assert [c["customer"] for c in found] == ["a%2Fb", "ann"]
+    top = httpx.get(f"{url}/v1/customers", params={"period": "2026-01", "order": "-total", "limit": 2}).json()["items"]
+    assert [(c["customer"], c["total"]) for c in top] == [("ann", "6.005000"), ("100%", "1.000000")]
 
 
 def test_an_answer_says_how_fresh_it_is_and_is_not_sent_twice(url: str) -> None:

@@ -168,13 +168,18 @@ def _customer_routes(api: FastAPI, desk: Desk) -> None:
         prefix: Annotated[str, Query(max_length=256)] = "",
         after: Annotated[str | None, Query(max_length=256)] = None,
         limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = 100,
+        order: Annotated[str, Query(pattern="^(customer|-total)$")] = "customer",
     ) -> Response:
-        """Customers of a period, by name."""
+        """Customers of a period, by name, or those with the largest totals."""
+        if order == "-total" and (prefix or after is not None):
+            raise Problem(422, "the largest totals come in one page, without prefix and after")
 
         def ask(answers: Answers) -> Any:
             wanted = period or answers.current_period
             if wanted is None:
                 return {"period": None, "items": []}
+            if order == "-total":
+                return {"period": wanted, "items": answers.top_customers(wanted, limit=limit)}
             return {"period": wanted, "items": list(answers.customers(wanted, prefix=prefix, after=after, limit=limit))}
 
         return desk.answer(request, ask)

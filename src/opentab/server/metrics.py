@@ -116,9 +116,7 @@ class LedgerCollector:
             yield gauge("replica_lag_batches", "Batches that the replica has not folded yet", behind)
         staleness_ms = freshness_of(self._meta, self._heartbeat, self._now_us).staleness_ms
         if staleness_ms is not None:
-            yield gauge(
-                "staleness_seconds", "Since answers were caught up with the log", staleness_ms / 1000
-            )
+            yield gauge("staleness_seconds", "Since answers were caught up with the log", staleness_ms / 1000)
 
     def _record(self) -> BatchRecord | None:
         text = self._meta.record if self._meta else None
