@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
-from product import json_lines, opentab
+from product import OPENTAB, json_lines, opentab
 
 SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
 PATIENCE_SECONDS = 90
@@ -43,3 +49,31 @@ def check_exact(home: Home) -> None:
     verdict = json_lines(opentab("verify", "--format", "json", home=home, check=False).stdout)[0]
     assert verdict["agrees"], verdict
     assert verdict["not_yet_billed_segments"] == 0
+
+
+@contextmanager
+def serving(home: Home, *, workers: int = 2, **environment: str) -> Iterator[str]:
+    """A real server of a home; yields its address once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", str(workers)]
+    process = subprocess.Popen(command, start_new_session=True, env={**os.environ, **environment})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: answers(url), "the server answered")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False

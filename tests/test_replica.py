@@ -27,8 +27,10 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.upkeep import keep_up
+from opentab.replica import tops as tops_module
 from opentab.replica.fold import SEPARATOR
 from opentab.replica.follower import Follower, is_whole
+from opentab.replica.tops import Tops, found_anew, too_few, touched
 from opentab.replica.wide import CELL, add, cells, micros_of, sum_micros
 from product import event
 
@@ -134,6 +136,31 @@ def test_replicas_at_any_speed_say_what_the_journal_says(
         assert position(late) == quick_position
         late.close()
         assert is_whole(home.replica_path)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 30), st.integers(-(2**70), 2**70) | st.integers(-9, 9)), max_size=12),
+        max_size=12,
+    )
+)
+def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, int]]]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"TOP": 3, "KEPT_MAX": 8, "KEPT_AFTER": 5}.items():
+            patched.setattr(tops_module, name, value)
+        totals: dict[str, int] = {}
+        tops = Tops(members={})
+        for round_ in rounds:
+            new = {f"c{number:02d}": micros for number, micros in round_}
+            totals |= new
+            zeros = pa.array([0] * len(new), pa.int64())
+            column = cells(pa.array([Decimal(v) for v in new.values()], pa.decimal128(38, 0)), zeros, zeros)
+            touched(tops, [name.encode() for name in new], column)
+            if too_few(tops):
+                tops = found_anew(totals.items())
+            ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:3]
+            assert tops.ordered() == ranked
 
 
 @pytest.fixture

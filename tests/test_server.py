@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +14,8 @@ import pytest
 
 from ledgers import SegmentFrame, bill, names_of, new_home, open_job
 from opentab.config import Home
-from product import OPENTAB, event, json_lines, opentab
+from processes import serving
+from product import event, json_lines, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
 ODD = ["c/3", "100%", "a%2Fb", "emoji 🧾", "dots..", "q?x=1#y", "spa ce", "ü"]
@@ -35,23 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def url(home: Home) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", "2"], start_new_session=True
-    )
-    base = f"http://127.0.0.1:{port}"
-    try:
+    with serving(home) as base:
         wait_until(lambda: position(base) == 3)
         yield base
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def position(base: str) -> int:
@@ -135,6 +118,8 @@ def test_customers_are_listed_by_name_in_pages(url: str) -> None:
     assert names == sorted([*ODD, "ann"], key=str.encode)
     found = httpx.get(f"{url}/v1/customers", params={"period": "2026-01", "prefix": "a"}).json()["items"]
     assert [c["customer"] for c in found] == ["a%2Fb", "ann"]
+    top = httpx.get(f"{url}/v1/customers", params={"period": "2026-01", "order": "-total", "limit": 2}).json()["items"]
+    assert [(c["customer"], c["total"]) for c in top] == [("ann", "6.005000"), ("100%", "1.000000")]
 
 
 def test_an_answer_says_how_fresh_it_is_and_is_not_sent_twice(url: str) -> None:
@@ -149,6 +134,17 @@ def test_the_pipeline_is_down_and_that_is_said(url: str) -> None:
     ready = httpx.get(f"{url}/readyz")
     assert ready.status_code in (200, 503)
     assert httpx.get(f"{url}/healthz").json() == {"status": "alive"}
+
+
+def test_metrics_tell_operators(url: str) -> None:
+    httpx.get(f"{url}/v1/customers/nobody%20there")
+    text = httpx.get(f"{url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    assert float(values["opentab_replica_position"]) >= 3
+    assert float(values["opentab_events_total"]) >= 11
+    assert "opentab_watermark_lag_seconds" in values
+    counted = [name for name in values if name.startswith("opentab_request_seconds_count")]
+    assert any('route="/v1/customers/{customer}",status="404"' in name for name in counted), counted
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
-import socket
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -23,7 +19,8 @@ from opentab.config import Home
 from opentab.errors import ConfigError, InputError
 from opentab.server.guard import is_loopback_name
 from opentab.server.tokens import Gate, Role, TokenRefused, issue, new_key, read_key, token_id
-from product import OPENTAB, event, opentab
+from processes import serving
+from product import event, opentab
 
 DAY = timedelta(days=1)
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n[server]\nkey_file = "key"\n'
@@ -40,22 +37,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def url(home: Home) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", "2"]
-    process = subprocess.Popen(command, start_new_session=True)
-    base = f"http://127.0.0.1:{port}"
-    try:
+    with serving(home) as base:
         wait_until(lambda: ready(base, home))
         yield base
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:

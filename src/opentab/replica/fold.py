@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import duckdb
+import msgspec
+import numpy as np
 import pyarrow as pa
 
 from opentab.errors import ReplicaMismatch
@@ -13,8 +16,9 @@ from opentab.ledger import balances
 from opentab.ledger.billed import OWN_MONTH, connect, register
 from opentab.ledger.journal import Journal
 from opentab.periods import Calendar
-from opentab.replica.store import Change
-from opentab.replica.wide import cells, sum_micros
+from opentab.replica.store import PERIOD_BYTES, Change
+from opentab.replica.tops import Tops, found_anew, too_few, touched
+from opentab.replica.wide import CELL, Cells, cells, micros_of, sum_micros
 
 MEMORY_LIMIT = "1GB"
 CHUNK_ROWS = 200_000
@@ -100,12 +104,34 @@ def _fold(change: Change, connection: duckdb.DuckDBPyConnection) -> Added:
         for chunk in _chunks(connection, LINES.format(key=key)):
             keys = chunk["key"].to_pylist()
             added = cells(*(chunk[name].combine_chunks() for name in ("micros", "events", "last_us")))
-            change.add(table, keys, added)
+            now, _ = change.add(table, keys, added)
+            if table == "customers":
+                _keep_tops(change, keys, now)
             micros += sum_micros(added)
             events += int(added["events"].sum())
             rows += len(keys)
         sums[table] = (micros, events)
     return Added(sums, rows)
+
+
+def _keep_tops(change: Change, keys: Sequence[bytes], totals: Cells) -> None:
+    """Take new totals into the tops of their periods; the keys are sorted, so a period's stand together."""
+    periods = [key[:PERIOD_BYTES] for key in keys]
+    first = 0
+    for period, group in groupby(periods):
+        last = first + sum(1 for _ in group)
+        known = change.get("tops", period)
+        tops = msgspec.json.decode(known, type=Tops) if known else Tops(members={})
+        touched(tops, [key[PERIOD_BYTES:] for key in keys[first:last]], totals[first:last])
+        if too_few(tops):
+            tops = found_anew(_everyone(change, period))
+        change.put("tops", [(period, msgspec.json.encode(tops))])
+        first = last
+
+
+def _everyone(change: Change, period: bytes) -> Iterator[tuple[str, int]]:
+    for key, value in change.scan("customers", period):
+        yield key[PERIOD_BYTES:].decode(), micros_of(np.frombuffer(value, CELL)[0])
 
 
 def _chunks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.Table]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,13 +68,14 @@ class Follower:
         upto = self._upto(journal, meta.position)
         if upto == meta.position and not self._new_invoices(invoices, meta, upto):
             return None
+        began = time.perf_counter()
         with self.store.write() as change:
             added = Added({}, 0)
             if upto > meta.position:
                 added = fold_batches(change, journal, self.home.calendar, after=meta.position, upto=upto)
             count = self._fold_invoices(change, invoices, after=meta.invoices_position, upto=upto)
             crash.moment("folding")
-            change.set_meta(self._meta(journal, upto, invoices, meta, added))
+            change.set_meta(self._meta(journal, upto, invoices, meta, added, began))
         crash.moment("folded")
         return Step(upto, upto - meta.position, added.rows, count)
 
@@ -82,6 +85,7 @@ class Follower:
         if not snapshot.belongs_to(journal):
             snapshot = balances.empty()
         invoices = Invoices.open(self.home.ledger_path)
+        began = time.perf_counter()
         with self.store.write() as change:
             change.clear()
             added = Added({}, 0)
@@ -89,7 +93,7 @@ class Follower:
                 added = fold_snapshot(change, journal, self.home.calendar, snapshot)
             count = self._fold_invoices(change, invoices, after=0, upto=snapshot.batch)
             crash.moment("folding")
-            change.set_meta(self._meta(journal, snapshot.batch, invoices, None, added))
+            change.set_meta(self._meta(journal, snapshot.batch, invoices, None, added, began))
         crash.moment("folded")
         return Step(snapshot.batch, 0, added.rows, count, rebuilt=True)
 
@@ -109,9 +113,20 @@ class Follower:
         return journal.position
 
     def _meta(
-        self, journal: Journal, position: int, invoices: Invoices | None, before: Meta | None, added: Added
+        self,
+        journal: Journal,
+        position: int,
+        invoices: Invoices | None,
+        before: Meta | None,
+        added: Added,
+        began: float,
     ) -> Meta:
+        """What the copy is after a step."""
+        records = journal.batches(after=before.position if before else 0, upto=position)
         record = journal.batches(after=position - 1, upto=position)[0] if position else None
+        rejections = Counter(before.rejections if before else {})
+        for batch in records:
+            rejections.update(batch.rejections)
         sums = dict(before.sums) if before else {}
         for table, (micros, events) in added.sums.items():
             old_micros, old_events = sums.get(table, ("0", 0))
@@ -123,6 +138,9 @@ class Follower:
             identity=self.home.identity,
             record=msgspec.json.encode(record).decode() if record else None,
             sums=sums,
+            events=(before.events if before else 0) + sum(batch.event_count for batch in records),
+            rejections=dict(rejections),
+            fold_seconds=time.perf_counter() - began,
         )
 
     def _new_invoices(self, invoices: Invoices | None, meta: Meta, upto: int) -> bool:

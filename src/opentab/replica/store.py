@@ -8,6 +8,7 @@ only importer of lmdb.
     customers  period, customer                    ->  cell     their sum
     types      own period, type                    ->  cell     by the events' own days
     periods    period                              ->  cell     all customers together
+    tops       period                              ->  those with the largest totals
     invoices   period, customer, revision          ->  the statement as JSON
 """
 
@@ -26,7 +27,7 @@ from opentab.errors import ReplicaDamaged, means_disk_full
 from opentab.replica.wide import CELL, CELL_BYTES, Cells, add
 
 FORMAT = 1
-TABLES = ("lines", "customers", "types", "periods", "invoices")
+TABLES = ("lines", "customers", "types", "periods", "tops", "invoices")
 MAP_BYTES = 1 << 40  # address space, not disk
 READERS_MAX = 1024
 PERIOD_BYTES = 7
@@ -41,6 +42,9 @@ class Meta(msgspec.Struct, frozen=True):
     identity: dict[str, str]
     record: str | None  # the record of that batch, as JSON
     sums: dict[str, tuple[str, int]]  # by table: micros and events of all its cells
+    events: int = 0
+    rejections: dict[str, int] = {}  # by reason
+    fold_seconds: float = 0.0  # the last step took
     format: int = FORMAT
 
 

@@ -15,6 +15,7 @@ from opentab.periods import Calendar, Period, format_us
 from opentab.records import BatchRecord
 from opentab.replica.fold import SEPARATOR
 from opentab.replica.store import PERIOD_BYTES, Meta, Snapshot
+from opentab.replica.tops import Tops
 from opentab.replica.wide import CELL, micros_of
 
 LIST_MAX = 1_000
@@ -120,6 +121,25 @@ class Answers:
                 "events": int(cell["events"]),
                 "last_event": format_us(int(cell["last_us"])),
             }
+
+    def top_customers(self, period: Period, *, limit: int = 100) -> list[dict[str, object]]:
+        """The customers of a period with the largest totals, the largest first."""
+        known = self._snapshot.get("tops", period.encode())
+        if known is None:
+            return []
+        found = []
+        for customer, micros in msgspec.json.decode(known, type=Tops).ordered()[:limit]:
+            cell = self._snapshot.cell("customers", f"{period}{customer}".encode())
+            assert cell is not None
+            found.append(
+                {
+                    "customer": customer,
+                    "total": format_micros(micros),
+                    "events": int(cell["events"]),
+                    "last_event": format_us(int(cell["last_us"])),
+                }
+            )
+        return found
 
     def invoices(self, period: Period, customer: str) -> list[dict[str, object]]:
         """All revisions of a customer's invoice for a period."""

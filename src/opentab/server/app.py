@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from opentab import __version__
 from opentab.config import Home
-from opentab.errors import InputError, OpentabError
+from opentab.errors import InputError, OpentabError, ReplicaError
 from opentab.heartbeat import read_heartbeat
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import GROUPS, usage
@@ -28,6 +29,7 @@ from opentab.server.feed import STREAMS_MAX, Feed
 from opentab.server.freshness import Freshness, freshness_of
 from opentab.server.guard import LoopbackOnly, TokensOnly
 from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
+from opentab.server.metrics import Counters, LedgerCollector, Timed, exposition
 from opentab.server.paths import RawPaths, name_of
 from opentab.server.problem import Problem, install
 from opentab.server.tokens import Gate, read_key
@@ -49,11 +51,14 @@ def build_app(home: Home) -> Any:
         add_routes(api, desk)
     api.state.intake = Intake(home)
     _event_routes(api, api.state.intake)
-    _stream_routes(api, desk, Feed(reader))
+    counters = Counters()
+    _stream_routes(api, desk, Feed(reader, counters.streams))
+    _metric_routes(api, desk, counters)
+    inner = RawPaths(Timed(api, counters))
     key = read_key(home)
     if key is None:
-        return LoopbackOnly(RawPaths(api))
-    return TokensOnly(RawPaths(api), Gate(key, home.revoked_path))
+        return LoopbackOnly(inner)
+    return TokensOnly(inner, Gate(key, home.revoked_path))
 
 
 @asynccontextmanager
@@ -139,6 +144,13 @@ class Desk:
     def freshness(self, meta: Meta | None) -> Freshness:
         return freshness_of(meta, read_heartbeat(self._home.ledger_path), to_us(datetime.now(UTC)))
 
+    def ledger_metrics(self) -> LedgerCollector:
+        """What the ledger and the replica say to operators."""
+        meta = None
+        with suppress(ReplicaError), self._reader.read() as snapshot:
+            meta = snapshot.meta()
+        return LedgerCollector(meta, read_heartbeat(self._home.ledger_path), to_us(datetime.now(UTC)))
+
     def ready(self) -> Freshness:
         """How fresh the replica is; a problem if it cannot be read or is stale."""
         with self._reader.read() as snapshot:
@@ -156,13 +168,18 @@ def _customer_routes(api: FastAPI, desk: Desk) -> None:
         prefix: Annotated[str, Query(max_length=256)] = "",
         after: Annotated[str | None, Query(max_length=256)] = None,
         limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = 100,
+        order: Annotated[str, Query(pattern="^(customer|-total)$")] = "customer",
     ) -> Response:
-        """Customers of a period, by name."""
+        """Customers of a period, by name, or those with the largest totals."""
+        if order == "-total" and (prefix or after is not None):
+            raise Problem(422, "the largest totals come in one page, without prefix and after")
 
         def ask(answers: Answers) -> Any:
             wanted = period or answers.current_period
             if wanted is None:
                 return {"period": None, "items": []}
+            if order == "-total":
+                return {"period": wanted, "items": answers.top_customers(wanted, limit=limit)}
             return {"period": wanted, "items": list(answers.customers(wanted, prefix=prefix, after=after, limit=limit))}
 
         return desk.answer(request, ask)
@@ -268,6 +285,13 @@ def _sum_routes(api: FastAPI, desk: Desk) -> None:
     def one_period(request: Request, period: str) -> Response:
         """Where one period stands, and what it waits for."""
         return desk.answer(request, lambda answers: answers.period_json(_period(period)))
+
+
+def _metric_routes(api: FastAPI, desk: Desk, counters: Counters) -> None:
+    @api.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> Response:
+        """For Prometheus."""
+        return PlainTextResponse(exposition(counters, desk.ledger_metrics()), media_type=CONTENT_TYPE_LATEST)
 
 
 def _stream_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:

@@ -4,3 +4,5 @@ from __future__ import annotations
 
 TARGET = "opentab.server.asgi:app"
 HOME_VARIABLE = "OPENTAB_SERVED_HOME"
+# Where the workers count what they did; prometheus-client reads this name.
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"

@@ -11,6 +11,8 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
+from prometheus_client import Gauge
+
 from opentab.errors import ReplicaError
 from opentab.replica.reader import Reader
 
@@ -24,8 +26,9 @@ Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to 
 class Feed:
     """Tells all streams of one process when the replica has moved on: one look for all of them."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, streams: Gauge) -> None:
         self._reader = reader
+        self._streams = streams
         self._moved = asyncio.Condition()
         self._at = (0, 0)
         self._task: asyncio.Task[None] | None = None
@@ -34,6 +37,7 @@ class Feed:
     async def stream(self, look: Look, *, last_seen: int | None) -> AsyncIterator[str]:
         """The messages of one stream; `last_seen` is the position that the reader has from before."""
         self.open_streams += 1
+        self._streams.inc()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
@@ -50,6 +54,7 @@ class Feed:
                     yield ": alive\n\n"
         finally:
             self.open_streams -= 1
+            self._streams.dec()
 
     async def _wait(self, known: tuple[int, int]) -> tuple[tuple[int, int], bool]:
         """Until the replica has moved on; False if it has not for so long that a sign of life is due."""

@@ -7,12 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 
 from opentab.config import Home
 from opentab.errors import ConfigError, InputError
-from opentab.server.asgi_name import HOME_VARIABLE, TARGET
+from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, TARGET
 from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
@@ -27,6 +28,8 @@ def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str]
     check_address(host, has_key=read_key(home) is not None)
     check_free(host, port)
     os.environ[HOME_VARIABLE] = str(home.path)
+    counted = tempfile.TemporaryDirectory(prefix="opentab-metrics-")
+    os.environ[DIRECTORY_VARIABLE] = counted.name
     follower = FollowerProcess(home)
     follower.start()
     server = Granian(
@@ -44,6 +47,7 @@ def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str]
         server.serve()
     finally:
         follower.stop()
+        counted.cleanup()
 
 
 class FollowerProcess:

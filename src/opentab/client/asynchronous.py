@@ -1,0 +1,98 @@
+"""The client for programs that do not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from opentab.client.answers import Current, Ingested, Invoice, Invoices, Live, PeriodTotal
+from opentab.client.errors import error_of
+from opentab.client.requests import (
+    RETRIES,
+    Answer,
+    Messages,
+    batches,
+    headers_of,
+    may_help,
+    path_of,
+    pause_seconds,
+    read,
+    taken,
+    together,
+)
+
+
+class AsyncClient:
+    """Reads from and writes to one server."""
+
+    def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = 10.0) -> None:
+        self._http = httpx.AsyncClient(base_url=url, headers=headers_of(token), timeout=timeout_seconds)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def customer(self, customer: str, **query: float) -> Current:
+        """A customer's current total, the other open periods and the last closed ones."""
+        return await self._get(path_of("customers", customer), Current, query)
+
+    async def total(self, customer: str, period: str, **query: float) -> PeriodTotal:
+        """One period of a customer."""
+        return await self._get(path_of("customers", customer, "periods", period), PeriodTotal, query)
+
+    async def invoices(self, customer: str, **query: float) -> list[Invoice]:
+        """All revisions of all of a customer's invoices."""
+        return (await self._get(path_of("customers", customer, "invoices"), Invoices, query)).items
+
+    async def ingest(self, events: Iterable[Mapping[str, Any]]) -> Ingested:
+        """Send events; returns once all are durable or refused. Tries again while the server cannot take them."""
+        return together([await self._send(first, body) for first, body in batches(events)])
+
+    async def live(self, *, customer: str | None = None) -> AsyncIterator[Live]:
+        """Totals of a customer, or by type, as they change; goes on where it was if the connection breaks."""
+        messages = Messages()
+        failures = 0
+        query = {"types": ""} if customer is None else {"customer": customer}
+        while True:
+            headers = {"last-event-id": messages.last_id} if messages.last_id else {}
+            try:
+                async with self._http.stream(
+                    "GET", path_of("stream"), params=query, headers=headers, timeout=httpx.Timeout(10, read=60)
+                ) as answer:
+                    if answer.status_code != 200:
+                        if not may_help(answer.status_code):
+                            raise error_of(answer.status_code, await answer.aread())
+                        raise httpx.TransportError("try again")
+                    async for line in answer.aiter_lines():
+                        failures = 0
+                        data = messages.take(line)
+                        if data is not None:
+                            yield msgspec.json.decode(data, type=Live)
+                raise httpx.TransportError("the server ended the stream")
+            except httpx.TransportError:
+                await asyncio.sleep(pause_seconds(failures, None))
+                failures += 1
+
+    async def _get(self, path: str, kind: type[Answer], query: Mapping[str, float]) -> Answer:
+        answer = await self._http.get(path, params=dict(query))
+        return read(answer.status_code, answer.content, kind)
+
+    async def _send(self, first: int, body: bytes) -> Ingested:
+        for attempt in range(RETRIES + 1):
+            answer = await self._http.post(
+                path_of("events"), content=body, headers={"content-type": "application/json"}
+            )
+            if not may_help(answer.status_code) or attempt == RETRIES:
+                break
+            await asyncio.sleep(pause_seconds(attempt, answer.headers.get("retry-after")))
+        return taken(answer.status_code, answer.content, first)

@@ -1,0 +1,145 @@
+"""What operators watch (Prometheus): the pipeline by its own records, the replica by its position, the workers
+by the requests they answered."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from opentab.heartbeat import Heartbeat
+from opentab.records import BatchRecord
+from opentab.replica.store import Meta
+from opentab.server.asgi_name import DIRECTORY_VARIABLE
+from opentab.server.freshness import freshness_of
+
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+SECOND_US = 1_000_000
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Counters:
+    """What the workers count; one for each process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Histogram(
+            "opentab_request_seconds",
+            "How long requests took",
+            ["route", "method", "status"],
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self.streams = Gauge(
+            "opentab_open_streams", "Live streams", registry=self.registry, multiprocess_mode="livesum"
+        )
+
+
+class Timed:
+    """Measures every request, by the route that answered it."""
+
+    def __init__(self, app: App, counters: Counters) -> None:
+        self._app = app
+        self._counters = counters
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def sent(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            took = time.perf_counter() - began
+            self._counters.requests.labels(route, scope["method"], str(status)).observe(took)
+
+
+class LedgerCollector:
+    """What the journal, the replica and the heartbeat say at this moment."""
+
+    def __init__(self, meta: Meta | None, heartbeat: Heartbeat | None, now_us: int) -> None:
+        self._meta = meta
+        self._heartbeat = heartbeat
+        self._now_us = now_us
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._pipeline()
+        yield from self._replica()
+
+    def _pipeline(self) -> Iterator[Metric]:
+        beat = self._heartbeat
+        if beat is not None:
+            yield gauge("heartbeat_age_seconds", "Since the pipeline last said it lives", self._age(beat.at_us))
+            yield gauge("journal_position", "The last batch of the journal", beat.position)
+            yield gauge("unread_segments", "Segments of the log that are not in the journal", beat.unread_segments)
+            yield gauge("invoices_position", "All that was due up to this batch was issued", beat.invoices_position)
+        record = self._record()
+        if record is None or self._meta is None:
+            return
+        steps = GaugeMetricFamily("opentab_batch_seconds", "What the last batch spent on what", labels=["step"])
+        for step, took_ms in record.steps_ms.items():
+            steps.add_metric([step], took_ms / 1000)
+        steps.add_metric(["all"], (record.committed_us - record.started_us) / SECOND_US)
+        yield steps
+        yield gauge("batch_input_bytes", "Bytes of the log in the last batch", record.input_bytes)
+        yield gauge("batch_entries", "Entries of the last batch", record.entry_rows)
+        yield counter("events", "Events that were billed", self._meta.events)
+        rejected = CounterMetricFamily("opentab_rejections", "Inputs that could not be billed", labels=["reason"])
+        for reason, count in sorted(self._meta.rejections.items()):
+            rejected.add_metric([reason], count)
+        yield rejected
+        if record.watermark_us is not None:
+            yield gauge("watermark_lag_seconds", "Now less the watermark", self._age(record.watermark_us))
+
+    def _replica(self) -> Iterator[Metric]:
+        position = self._meta.position if self._meta else 0
+        yield gauge("replica_position", "The last batch of the replica", position)
+        if self._meta is not None:
+            yield gauge("replica_fold_seconds", "What the last fold took", self._meta.fold_seconds)
+        if self._heartbeat is not None:
+            behind = max(0, self._heartbeat.position - position)
+            yield gauge("replica_lag_batches", "Batches that the replica has not folded yet", behind)
+        staleness_ms = freshness_of(self._meta, self._heartbeat, self._now_us).staleness_ms
+        if staleness_ms is not None:
+            yield gauge("staleness_seconds", "Since answers were caught up with the log", staleness_ms / 1000)
+
+    def _record(self) -> BatchRecord | None:
+        text = self._meta.record if self._meta else None
+        return msgspec.json.decode(text, type=BatchRecord) if text else None
+
+    def _age(self, at_us: int) -> float:
+        return (self._now_us - at_us) / SECOND_US
+
+
+def gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"opentab_{name}", documentation, value=value)
+
+
+def counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(f"opentab_{name}", documentation, value=value)
+
+
+def exposition(counters: Counters, ledger: LedgerCollector) -> bytes:
+    """All of it, as Prometheus reads it: the ledger's, and those of all workers together."""
+    registry = CollectorRegistry()
+    registry.register(ledger)
+    own = counters.registry
+    if os.environ.get(DIRECTORY_VARIABLE):
+        own = CollectorRegistry()
+        multiprocess.MultiProcessCollector(own)  # type: ignore[no-untyped-call]
+    return generate_latest(registry) + generate_latest(own)
