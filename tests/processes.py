@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import httpx
+import psutil
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
@@ -77,3 +78,22 @@ def answers(url: str) -> bool:
         return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def javas_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The Java processes below a command. Others come and go meanwhile, and that is no matter."""
+    return [child for child in psutil.Process(process.pid).children(recursive=True) if name_of(child) == "java"]
+
+
+def name_of(process: psutil.Process) -> str | None:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return None

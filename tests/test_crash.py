@@ -16,7 +16,7 @@ import psutil
 
 from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
-from processes import PATIENCE_SECONDS, caught_up_us, check_exact, position, streams, wait_for
+from processes import PATIENCE_SECONDS, caught_up_us, check_exact, javas_of, parent_of, position, streams, wait_for
 from product import event, json_lines, opentab
 
 SEED = 20170613
@@ -48,7 +48,7 @@ def test_killed_at_random_while_events_stream_in(small_home: Home, start: Callab
         else:
             wait_for(lambda: position(small_home) > seen and streams(small_home, pipeline), "a batch was billed")  # noqa: B023
             time.sleep(dice.uniform(0, 2))
-        java = [child for child in psutil.Process(pipeline.pid).children(recursive=True) if child.name() == "java"]
+        java = javas_of(pipeline)
         if dice.random() < 0.5:
             os.killpg(pipeline.pid, signal.SIGKILL)
         else:
@@ -64,9 +64,9 @@ def test_parts_of_spark_killed(small_home: Home, start: Callable[..., subprocess
     wait_for(lambda: streams(small_home, pipeline), "Spark was up")
     opentab("generate", "--months", "1", "--events", "400", home=small_home)
     wait_for(lambda: position(small_home) >= 2, "batches were billed")
-    children = psutil.Process(pipeline.pid).children(recursive=True)
-    (java,) = [c for c in children if c.name() == "java"]
-    workers = [worker for daemon in java.children() for worker in daemon.children()]
+    (java,) = javas_of(pipeline)
+    # Spark's Python daemon is a child of Java's, and the workers are children of the daemon's.
+    workers = [child for child in java.children(recursive=True) if parent_of(child) not in (None, java.pid)]
     assert workers
     for worker in workers:
         worker.kill()
@@ -150,7 +150,7 @@ def test_stopped_by_a_signal_it_ends_cleanly(small_home: Home, start: Callable[.
     wait_for(lambda: streams(small_home, pipeline), "Spark was up")
     Producer(DirectoryLog(small_home.log_path)).append(event().encode())
     wait_for(lambda: position(small_home) == 1, "the batch was billed")
-    java = [child for child in psutil.Process(pipeline.pid).children(recursive=True) if child.name() == "java"]
+    java = javas_of(pipeline)
     pipeline.terminate()
     output, _ = pipeline.communicate(timeout=PATIENCE_SECONDS)
     assert pipeline.returncode == 0, output
