@@ -21,11 +21,11 @@ from opentab.ledger.billed import connect, register, status_of
 from opentab.ledger.files import stage
 from opentab.ledger.journal import Journal
 from opentab.ledger.table import (
-    RETENTION_HOURS,
     TABLE_CONFIGURATION,
     VERSION_KEY,
     add_action,
     check_version,
+    sweep,
     trouble,
     write_actions,
 )
@@ -116,22 +116,22 @@ def final_view(
     at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
     if period is not None and status_of(period, at_snapshot, calendar) != "final":
         return nothing
-    older = connect()
-    register(older, journal, calendar, after=0, upto=snapshot.batch)
-    periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
-    final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
-    if not final:
-        return nothing
-    rows = older.sql(
-        """
-        select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
-               sum(event_count)::bigint as event_count, max(last_at) as last_at
-        from billed where list_contains($final, period) and ($customer is null or customer = $customer)
-        group by period, customer, day, type
-        """,
-        params={"final": final, "customer": customer},
-    )
-    connection.register("final_billed", rows.to_arrow_table())
+    with connect() as older:
+        register(older, journal, calendar, after=0, upto=snapshot.batch)
+        periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
+        final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
+        if not final:
+            return nothing
+        rows = older.sql(
+            """
+            select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
+                   sum(event_count)::bigint as event_count, max(last_at) as last_at
+            from billed where list_contains($final, period) and ($customer is null or customer = $customer)
+            group by period, customer, day, type
+            """,
+            params={"final": final, "customer": customer},
+        ).to_arrow_table()
+    connection.register("final_billed", rows)
     return "final_billed"
 
 
@@ -163,9 +163,7 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
             return None
         write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
         crash.moment("snapshotted")
-        DeltaTable(str(root)).vacuum(
-            retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True
-        )
+        sweep(DeltaTable(str(root)))
     except CommitFailedError as error:
         if "Concurrent transaction" in str(error):
             return None  # someone else was faster

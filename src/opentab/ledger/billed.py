@@ -26,6 +26,7 @@ BEFORE_ALL_US = -(2**62)
 OWN_PERIOD = "printf('%04d-%02d', year(day), month(day))"
 # The same as a number, many times faster.
 OWN_MONTH = "(year(day) * 12 + month(day) - 1)"
+PERIOD_OF_MONTH = "printf('%04d-%02d', own_month // 12, own_month % 12 + 1)"
 
 BILLED = f"""
     select e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from opentab import crash
 from opentab.errors import LedgerError
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_MONTH, connect, register
+from opentab.ledger.billed import OWN_MONTH, PERIOD_OF_MONTH, connect, register
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD, issue_over
@@ -38,11 +38,11 @@ USED = f"""
     union all
     select period, customer, {OWN_MONTH}, type, amount_micros::decimal(38, 0), event_count from billed
 """
-LINES = """
-    select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as line_period, type,
+LINES = f"""
+    select period, customer, {PERIOD_OF_MONTH} as line_period, type,
         sum(micros)::decimal(38, 0) as amount_micros, sum(event_count)::bigint as event_count
     from used
-    where {wanted}
+    where {{wanted}}
     group by period, customer, own_month, type
 """
 CONCERNED = "insert into concerned select distinct ?, customer from late where {own_month} = ?"

@@ -19,11 +19,11 @@ from opentab.errors import Fenced, LedgerError
 from opentab.ledger.files import StagedFile
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.table import (
-    RETENTION_HOURS,
     VERSION_KEY,
     add_action,
     check_version,
     make_durable,
+    sweep,
     trouble,
     write_actions,
 )
@@ -142,12 +142,9 @@ class Invoices:
     def sweep(self) -> int:
         """Delete the files that no commit names: what a closing that was killed had staged. Returns how many."""
         try:
-            gone = self._table.vacuum(
-                retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True
-            )
+            return sweep(self._table)
         except (DeltaError, OSError) as error:
             raise trouble(self.root, error) from error
-        return len(gone)
 
     def _see(self) -> None:
         self._position = self._table.transaction_version(APP) or 0

@@ -25,13 +25,13 @@ from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.table import (
-    RETENTION_HOURS,
     TABLE_CONFIGURATION,
     VERSION_KEY,
     add_action,
     check_version,
     make_durable,
     remove_action,
+    sweep,
     trouble,
     write_actions,
 )
@@ -236,14 +236,10 @@ class Journal:
 
     def sweep(self) -> int:
         """Delete the files that no commit names any more, or never did. Returns how many."""
-        table = DeltaTable(str(self.root))
         try:
-            gone = table.vacuum(
-                retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True
-            )
+            return sweep(DeltaTable(str(self.root)))
         except (DeltaError, OSError) as error:
             raise trouble(self.root, error) from error
-        return len(gone)
 
     def live_files(self) -> int:
         """How many files the journal consists of."""

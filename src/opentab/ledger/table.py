@@ -74,6 +74,12 @@ def make_durable(table: DeltaTable, version_before: int) -> None:
     sync(log)
 
 
+def sweep(table: DeltaTable) -> int:
+    """Delete the files that no commit names any more, or never did, once nobody can be reading them."""
+    gone = table.vacuum(retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
+    return len(gone)
+
+
 def add_action(file: StagedFile, *, new: bool, number: str = "batch") -> AddAction:
     """Take up a staged file; `new` says whether its rows are new to readers, `number` names their number."""
     statistics = {

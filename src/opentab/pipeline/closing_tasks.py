@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from opentab.errors import LedgerError
-from opentab.ledger.billed import batch_facts, connect, period_ends
+from opentab.ledger.billed import connect
 from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
 from opentab.ledger.issue import ISSUED, issue_over
 
@@ -60,10 +60,8 @@ def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
 
 def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFrame:
     """The entries since the snapshot, each with the period that it is billed in."""
-    journal, calendar, after = closing.journal, closing.calendar, closing.snapshot.batch
-    facts = batch_facts(journal.batches(after=max(after - 1, 0), upto=closing.upto), calendar)
-    months = closing.connection.execute("select distinct own_month from used").fetchall()
-    ends = period_ends([month for (month,) in months], calendar)
+    after = closing.snapshot.batch
+    facts, ends = (closing.connection.table(name).to_arrow_table() for name in ("batch_facts", "period_ends"))
     entries = spark.read.parquet(*files).where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
     is_final = F.col("end_us") <= F.col("final_before_us")
     return (

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from opentab.errors import ReplicaMismatch
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_MONTH, connect, register
+from opentab.ledger.billed import OWN_MONTH, PERIOD_OF_MONTH, connect, register
 from opentab.ledger.journal import Journal
 from opentab.periods import Calendar
 from opentab.replica.store import PERIOD_BYTES, Change
@@ -25,11 +25,11 @@ CHUNK_ROWS = 200_000
 # No customer and no type holds a control character.
 SEPARATOR = "\x01"
 
-LINES = """
-    select {key} as key, sum(micros)::decimal(38, 0) as micros, sum(event_count)::bigint as events,
+LINES = f"""
+    select {{key}} as key, sum(micros)::decimal(38, 0) as micros, sum(event_count)::bigint as events,
         max(epoch_us(last_at)) as last_us
     from (
-        select period, customer, printf('%04d-%02d', own_month // 12, own_month % 12 + 1) as own, type,
+        select period, customer, {PERIOD_OF_MONTH} as own, type,
             sum(micros) as micros, sum(event_count) as event_count, max(last_at) as last_at
         from added group by period, customer, own_month, type
     )

@@ -123,7 +123,7 @@ class Follower:
     ) -> Meta:
         """What the copy is after a step."""
         records = journal.batches(after=before.position if before else 0, upto=position)
-        record = journal.batches(after=position - 1, upto=position)[0] if position else None
+        last = records[-1] if records else None
         rejections = Counter(before.rejections if before else {})
         for batch in records:
             rejections.update(batch.rejections)
@@ -134,9 +134,9 @@ class Follower:
         return Meta(
             position=position,
             invoices_position=min(invoices.position if invoices else 0, position),
-            run=record.run if record else "",
+            run=last.run if last else before.run if before else "",
             identity=self.home.identity,
-            record=msgspec.json.encode(record).decode() if record else None,
+            record=msgspec.json.encode(last).decode() if last else before.record if before else None,
             sums=sums,
             events=(before.events if before else 0) + sum(batch.event_count for batch in records),
             rejections=dict(rejections),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs, unquote_to_bytes
+from urllib.parse import parse_qs
 
+from opentab.server.paths import App, parts_of
 from opentab.server.problem import problem
 from opentab.server.tokens import Gate, Token, TokenRefused, may
 
-App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 PUBLIC = (["healthz"], ["readyz"], ["openapi.json"])
 CHALLENGE = {"www-authenticate": "Bearer"}
 
@@ -38,7 +37,7 @@ class TokensOnly:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            parts = [part for part in path_parts(scope) if part]
+            parts = [part for part in parts_of(scope) if part]
             if parts not in PUBLIC:
                 refusal = self._refusal(scope, parts)
                 if refusal is not None:
@@ -65,12 +64,6 @@ class TokensOnly:
         if not may(token, scope["method"], parts, customer):
             return problem(403, f"a token of the role {token.role} may not do that")
         return None
-
-
-def path_parts(scope: dict[str, Any]) -> list[str]:
-    """The parts of a path, each decoded alone."""
-    raw = scope.get("raw_path") or scope["path"].encode()
-    return [unquote_to_bytes(part).decode("utf-8", errors="replace") for part in raw.split(b"?", 1)[0].split(b"/")]
 
 
 def is_loopback_name(host: str) -> bool:

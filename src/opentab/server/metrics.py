@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,8 +18,8 @@ from opentab.records import BatchRecord
 from opentab.replica.store import Meta
 from opentab.server.asgi_name import DIRECTORY_VARIABLE
 from opentab.server.freshness import freshness_of
+from opentab.server.paths import App
 
-App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 SECOND_US = 1_000_000
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 

@@ -20,10 +20,15 @@ class RawPaths:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        raw = scope.get("raw_path")
-        if scope["type"] == "http" and raw and b"%" in raw:
-            scope = {**scope, "path": "/".join(map(_kept, raw.split(b"?", 1)[0].split(b"/")))}
+        if scope["type"] == "http" and b"%" in (scope.get("raw_path") or b""):
+            scope = {**scope, "path": "/".join(map(_kept, parts_of(scope)))}
         await self._app(scope, receive, send)
+
+
+def parts_of(scope: dict[str, Any]) -> list[str]:
+    """The parts of a request's path, each decoded alone."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    return [unquote_to_bytes(part).decode("utf-8", errors="replace") for part in raw.split(b"?", 1)[0].split(b"/")]
 
 
 def name_of(part: str) -> str:
@@ -31,6 +36,5 @@ def name_of(part: str) -> str:
     return unquote(part)
 
 
-def _kept(part: bytes) -> str:
-    text = unquote_to_bytes(part).decode("utf-8", errors="replace")
-    return text.replace("%", "%25").replace("/", "%2F")
+def _kept(part: str) -> str:
+    return part.replace("%", "%25").replace("/", "%2F")
