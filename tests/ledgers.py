@@ -73,3 +73,10 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
     if close:
         Closer(home, run="run").close_due(job.journal)
     return record
+
+
+def bill_waiting(home: Home) -> None:
+    """Bill what lies in the log, batch after batch."""
+    job = open_job(home, "run")
+    while unread := job.log.unread(job.positions):
+        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]

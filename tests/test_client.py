@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ledgers import SegmentFrame, bill, names_of, new_home, open_job
+from ledgers import bill, bill_waiting, new_home
 from opentab.client import AsyncClient, Client, ClientError, NotAllowed, NotThere, Unavailable
 from opentab.client.requests import Messages, batches, pause_seconds
 from opentab.config import Home
@@ -38,13 +38,6 @@ def url(home: Home) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def token(home: Home) -> str:
     return opentab("token", "issue", "--role", "admin", home=home).stdout.strip()
-
-
-def bill_waiting(home: Home) -> None:
-    """Bill what lies in the log, without Spark."""
-    job = open_job(home, "run")
-    while unread := job.log.unread(job.positions):
-        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
 
 
 def test_reads_are_typed(url: str, token: str) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from ledgers import SegmentFrame, bill, names_of, new_home, open_job
+from ledgers import bill, bill_waiting, new_home
 from opentab.config import Home
 from processes import serving
 from product import event, json_lines, opentab
@@ -250,13 +250,6 @@ def sse(stream: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in stream.iter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
-
-
-def bill_waiting(home: Home) -> None:
-    """Bill what lies in the log, without Spark."""
-    job = open_job(home, "run")
-    while unread := job.log.unread(job.positions):
-        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
 
 
 def test_other_machines_are_refused_without_a_key(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from opentab.ledger import balances
 from opentab.ledger.billed import OWN_PERIOD, connect, status_of
 from opentab.ledger.journal import Journal
+from opentab.ledger.usage import used
 from opentab.money import format_micros
 from opentab.periods import Calendar, format_us
 
@@ -148,19 +149,12 @@ def range_totals(
     """
     if journal is None or journal.position == 0:
         return []
-    with connect() as connection:
-        connection.register("entries", journal.entries())
-        rows = connection.execute(
-            f"""
-            select {by}, type, sum(amount_micros::decimal(38, 0)), sum(event_count)::bigint from entries
-            where day between $first and $last and ($customer is null or customer = $customer)
-            group by {by}, type order by {by}, type
-            """,
-            {"first": first, "last": last, "customer": customer},
-        ).fetchall()
+    columns = ["customer", "type"] if by == "customer" else ["type"]
+    rows = used(journal, upto=journal.position, first=first, last=last, by=columns, customer=customer)
     found: dict[str, RangeTotal] = {}
-    for key, type_, micros, events in rows:
-        total = found.setdefault(key, RangeTotal(key))
+    for *key, type_, micros, events in rows:
+        name = key[0] if key else type_
+        total = found.setdefault(name, RangeTotal(name))
         total.types[type_] = int(micros)
         total.event_count += events
     return list(found.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import date
+from typing import Any
 
 import pyarrow.dataset as ds
 
@@ -22,28 +23,31 @@ def usage(
     last: date,
     group: Sequence[str] = (),
     customer: str | None = None,
-    type_: str | None = None,
 ) -> Iterator[dict[str, object]]:
     """Totals by the events' own days, both ends included, as far as batch `upto` knows."""
     if journal is None:
         return
-    wanted = (ds.field("day") >= first) & (ds.field("day") <= last)
-    if customer is not None:
-        wanted &= ds.field("customer") == customer
-    if type_ is not None:
-        wanted &= ds.field("type") == type_
     keys = [name for name in GROUPS if name in group]
-    select = "".join(f"{name}, " for name in keys)
-    grouping = f"group by {', '.join(keys)} order by {', '.join(keys)}" if keys else ""
-    with connect() as connection:
-        connection.register("used", journal.entries(upto=upto).scanner(filter=wanted).to_table())
-        rows = connection.execute(
-            f"select {select} coalesce(sum(amount_micros::decimal(38, 0)), 0), coalesce(sum(event_count), 0)::bigint"
-            f" from used {grouping}"
-        ).fetchall()
-    for *key, micros, events in rows:
+    for *key, micros, events in used(journal, upto=upto, first=first, last=last, by=keys, customer=customer):
         yield {
             **{name: str(value) for name, value in zip(keys, key, strict=True)},
             "total": format_micros(int(micros)),
             "events": events,
         }
+
+
+def used(
+    journal: Journal, *, upto: int, first: date, last: date, by: Sequence[str], customer: str | None = None
+) -> list[tuple[Any, ...]]:
+    """The columns `by`, micros and events, in the order of `by`; one row of sums if there are none."""
+    wanted = (ds.field("day") >= first) & (ds.field("day") <= last)
+    if customer is not None:
+        wanted &= ds.field("customer") == customer
+    select = "".join(f"{name}, " for name in by)
+    grouping = f"group by {', '.join(by)} order by {', '.join(by)}" if by else ""
+    with connect() as connection:
+        connection.register("used", journal.entries(upto=upto).scanner(filter=wanted).to_table())
+        return connection.execute(
+            f"select {select} coalesce(sum(amount_micros::decimal(38, 0)), 0), coalesce(sum(event_count), 0)::bigint"
+            f" from used {grouping}"
+        ).fetchall()
