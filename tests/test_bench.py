@@ -12,6 +12,7 @@ import pytest
 
 from opentab.config import Home
 from opentab.lab.bench import Figure, age_figures, as_json, at_least, at_most, plain, render, run_figures
+from opentab.lab.closing_bench import MeasuredClosing, closing_figures
 from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import (
@@ -187,3 +188,19 @@ def test_a_linked_log_is_the_same_and_moves_alone(home: Home, append: object, tm
     assert DirectoryLog(target.log_path).pending() == {"default": [1, 2]}
     assert DirectoryLog(target.log_path).archive_upto({"default": 2}) == 1
     assert DirectoryLog(home.log_path).pending() == {"default": [1, 2]}
+
+
+def test_closings_are_held_against_their_goals() -> None:
+    def closing(customers: int, seconds: float, during_ms: tuple[float, ...]) -> MeasuredClosing:
+        return MeasuredClosing(
+            customers, seconds, seconds + 1, (100.0, 200.0, 300.0), during_ms, 40 * customers, 600 * customers
+        )
+
+    figures = {f.name: f for f in closing_figures([closing(1_000, 1.0, ()), closing(10_000, 70.0, (500.0,))])}
+    assert (figures["close, 1,000 customers"].met, figures["close, 10,000 customers"].met) == (True, False)
+    assert "batch during to before, 1,000 customers" not in figures, "no batch came meanwhile"
+    ratio = figures["batch during to before, 10,000 customers"]
+    assert (ratio.value, ratio.met) == (2.5, False)
+    growth = figures["seconds a customer, 10,000 to 1,000"]
+    assert (growth.value, growth.met) == (pytest.approx(7.0), False)
+    assert figures["an invoice in the ledger, 1,000 customers"].value == 40

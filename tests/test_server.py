@@ -256,3 +256,11 @@ def test_other_machines_are_refused_without_a_key(tmp_path: Path) -> None:
     refused = opentab("serve", "--host", "0.0.0.0", home=tmp_path, check=False)
     assert refused.returncode == 2
     assert "there is no key to check tokens with" in refused.stderr
+
+
+def test_an_empty_home_answers_at_position_0(tmp_path: Path) -> None:
+    with serving(new_home(tmp_path / "home"), workers=1) as url:
+        wait_until(lambda: httpx.get(f"{url}/v1/periods").status_code == 200)
+        answer = httpx.get(f"{url}/v1/periods").json()
+        assert (answer["items"], answer["position"], answer["watermark"]) == ([], 0, None)
+        assert httpx.get(f"{url}/v1/customers/emma").status_code == 404

@@ -104,7 +104,7 @@ def _fold(change: Change, connection: duckdb.DuckDBPyConnection) -> Added:
         for chunk in _chunks(connection, LINES.format(key=key)):
             keys = chunk["key"].to_pylist()
             added = cells(*(chunk[name].combine_chunks() for name in ("micros", "events", "last_us")))
-            now, _ = change.add(table, keys, added)
+            now = change.add(table, keys, added)
             if table == "customers":
                 _keep_tops(change, keys, now)
             micros += sum_micros(added)

@@ -17,7 +17,6 @@ import msgspec
 
 from opentab import crash
 from opentab.config import Home
-from opentab.errors import ReplicaDamaged
 from opentab.ledger import balances
 from opentab.ledger.billed import connect
 from opentab.ledger.invoices import Invoices
@@ -178,6 +177,3 @@ def is_whole(path: Path) -> bool:
         check=False,
     )
     return probe.returncode == 0
-
-
-__all__ = ["Follower", "ReplicaDamaged", "Step", "invoice_key", "is_whole"]

@@ -143,11 +143,8 @@ class Snapshot:
 class Change(Snapshot):
     """A step under way."""
 
-    def add(self, table: str, keys: Sequence[bytes], added: Cells) -> tuple[Cells, int]:
-        """Add cells to those that are there. Keys are sorted and different.
-
-        Returns the cells as they are now, and how many of the keys are new.
-        """
+    def add(self, table: str, keys: Sequence[bytes], added: Cells) -> Cells:
+        """Add cells to those that are there, and return them as they are now. Keys are sorted and different."""
         with self._transaction.cursor(db=self._tables[table]) as cursor:
             known = dict(cursor.getmulti(keys))
             if known:
@@ -163,7 +160,7 @@ class Change(Snapshot):
             packed = now.tobytes()
             values = [packed[at : at + CELL_BYTES] for at in range(0, len(packed), CELL_BYTES)]
             cursor.putmulti(list(zip(keys, values, strict=True)), overwrite=True)
-        return now, len(keys) - len(known)
+        return now
 
     def put(self, table: str, items: Sequence[tuple[bytes, bytes]]) -> None:
         with self._transaction.cursor(db=self._tables[table]) as cursor:
