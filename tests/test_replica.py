@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,10 +28,11 @@ from opentab.ledger.totals import customer_totals
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.upkeep import keep_up
 from opentab.replica import tops as tops_module
-from opentab.replica.fold import SEPARATOR
+from opentab.replica.facts import facts_of
 from opentab.replica.follower import Follower, is_whole
+from opentab.replica.store import SEPARATOR, Snapshot
 from opentab.replica.tops import Tops, found_anew, too_few, touched
-from opentab.replica.wide import CELL, add, cells, micros_of, sum_micros
+from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, read_row, sum_micros
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
@@ -59,23 +60,50 @@ def held(follower: Follower) -> dict[tuple[str, str, str, str], int]:
     """The same, as the replica holds it; its other tables must follow from it."""
     sums: dict[tuple[str, str, str, str], int] = {}
     with follower.store.read() as snapshot:
-        for key, value in snapshot.scan("lines", b""):
+        meta = snapshot.meta()
+        types = meta.types if meta else []
+        customers: Counter[str] = Counter()
+        adjusted: dict[str, int] = {}
+        for key, value in snapshot.scan("customers", b""):
+            cells, _ = read_row(value)
+            name = key.decode()
+            customers[name[:7]] += 1
+            if cells[0][1]:
+                adjusted[name] = cells[0][0]
+            for type_, (micros, events) in zip(types, cells[1:], strict=False):
+                if events:
+                    sums[name[:7], name[7:], name[:7], type_] = micros
+        found: Counter[str] = Counter()
+        for key, value in snapshot.scan("adjustments", b""):
             front, _, back = key.decode().partition(SEPARATOR)
-            cell = np.frombuffer(value, CELL)[0]
-            sums[front[:7], front[7:], back[:7], back[7:]] = micros_of(cell)
-        for table, parts in (("customers", (0, 1)), ("types", (2, 3)), ("periods", (0,))):
-            folded: dict[str, int] = {}
-            for line, micros in sums.items():
-                name = "".join(line[part] for part in parts)
-                folded[name] = folded.get(name, 0) + micros
-            found = {key.decode(): snapshot.cell(table, key) for key, _ in snapshot.scan(table, b"")}
-            assert {name: micros_of(cell) for name, cell in found.items() if cell is not None} == folded, table
+            sums[front[:7], front[7:], back[:7], back[7:]] = read_cell(value)[0]
+            found[front] += read_cell(value)[0]
+        assert dict(found) == adjusted, "a row knows the sum of its adjustments"
+        for table, parts in (("types", (2, 3)), ("periods", (0,))):
+            assert amounts(snapshot, table) == added_up(sums, parts), table
+        days: Counter[str] = Counter()
+        for name, micros in amounts(snapshot, "days").items():
+            days[name[:7] + name[10:]] += micros
+        assert dict(days) == amounts(snapshot, "types")
+        for period, count in customers.items():
+            assert facts_of(snapshot, period).customers == count
     return sums
+
+
+def amounts(snapshot: Snapshot, table: str) -> dict[str, int]:
+    return {key.decode(): read_cell(value)[0] for key, value in snapshot.scan(table, b"")}
+
+
+def added_up(sums: dict[tuple[str, str, str, str], int], parts: tuple[int, ...]) -> dict[str, int]:
+    folded: Counter[str] = Counter()
+    for line, micros in sums.items():
+        folded["".join(line[part] for part in parts)] += micros
+    return dict(folded)
 
 
 def dump(follower: Follower) -> list[tuple[str, bytes, bytes]]:
     with follower.store.read() as snapshot:
-        tables = ("lines", "customers", "types", "periods", "invoices")
+        tables = ("customers", "adjustments", "types", "days", "periods", "facts", "invoices")
         return [(table, key, value) for table in tables for key, value in snapshot.scan(table, b"")]
 
 
@@ -154,9 +182,8 @@ def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, in
         for round_ in rounds:
             new = {f"c{number:02d}": micros for number, micros in round_}
             totals |= new
-            zeros = pa.array([0] * len(new), pa.int64())
-            column = cells(pa.array([Decimal(v) for v in new.values()], pa.decimal128(38, 0)), zeros, zeros)
-            touched(tops, [name.encode() for name in new], column)
+            names = sorted(new)
+            touched(tops, [name.encode() for name in names], cells([new[name] for name in names])["sum"])
             if too_few(tops):
                 tops = found_anew(totals.items())
             ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:3]
@@ -343,12 +370,36 @@ def test_an_empty_home_has_nothing_to_fold(tmp_path: Path) -> None:
     assert Invoices.open(follower.home.ledger_path) is None
 
 
-@given(st.lists(st.tuples(st.integers(-(2**100), 2**100), st.integers(-(2**100), 2**100)), min_size=1, max_size=20))
-def test_sums_of_128_bits_do_not_wrap(pairs: list[tuple[int, int]]) -> None:
-    def column(values: list[int]) -> np.ndarray:
-        zeros = pa.array([0] * len(values), pa.int64())
-        return cells(pa.array([Decimal(v) for v in values], pa.decimal128(38, 0)), zeros, zeros)
+def cells(values: list[int]) -> np.ndarray:
+    """Cells of amounts, one event each."""
+    found = np.zeros(len(values), CELL)
+    words = np.frombuffer(b"".join(v.to_bytes(16, "little", signed=True) for v in values), "<u8").reshape(-1, 2)
+    found["sum"]["low"], found["sum"]["high"], found["sum"]["events"] = words[:, 0], words[:, 1].view("<i8"), 1
+    return found
 
-    ones, others = column([a for a, _ in pairs]), column([b for _, b in pairs])
-    assert [micros_of(cell) for cell in add(ones, others)] == [a + b for a, b in pairs]
-    assert sum_micros(ones) == sum(a for a, _ in pairs)
+
+wide = st.integers(-(2**100), 2**100)
+
+
+@given(st.lists(st.tuples(wide, wide), min_size=1, max_size=20))
+def test_sums_of_128_bits_do_not_wrap(pairs: list[tuple[int, int]]) -> None:
+    ones, others = cells([a for a, _ in pairs]), cells([b for _, b in pairs])
+    assert [micros_of(one) for one in add(ones, others)["sum"]] == [a + b for a, b in pairs]
+    assert sum_micros(ones["sum"]["low"], ones["sum"]["high"]) == sum(a for a, _ in pairs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), wide, st.integers(-9, 9)), max_size=30))
+def test_many_sums_at_once_are_those_of_each(uses: list[tuple[int, int, int]]) -> None:
+    sums = Sums(6)
+    amounts = cells([micros for _, micros, _ in uses])["sum"]
+    at, last_us = (np.array([use[part] for use in uses], np.int64) for part in (0, 2))
+    sums.add(at, amounts["low"], amounts["high"], amounts["events"], last_us)
+    wanted = [sum(micros for place, micros, _ in uses if place == n) for n in range(6)]
+    assert [micros_of(one) for one in sums.cells()["sum"]] == wanted
+    rows = sums.rows(3)
+    assert [micros_of(one) for one in across(rows)] == [sum(wanted[:3]), sum(wanted[3:])]
+    for n in range(2):
+        columns, last = read_row(rows[n].tobytes())
+        assert columns == [(wanted[3 * n + c], sum(1 for place, _, _ in uses if place == 3 * n + c)) for c in range(3)]
+        times = [at_us for place, _, at_us in uses if place // 3 == n]
+        assert not times or last == max(times)

@@ -18,11 +18,12 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
-from opentab.errors import DiskFull, InputError, LedgerError, OpentabError, means_disk_full
+from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
+    from opentab.server.serve import Tls
 
 FORMATS = click.Choice(["table", "csv", "json"])
 OK, DIFFERENT = 0, 1
@@ -663,8 +664,12 @@ def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: st
 @click.option("--host", metavar="ADDRESS", help="where to listen [server.host]")
 @click.option("--port", type=int, help="where to listen [server.port]")
 @click.option("--workers", type=int, help="HTTP processes [server.workers]")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="certificate chain, PEM [server.tls_cert]")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="its private key, PEM [server.tls_key]")
 @at_home
-def serve(home: Home, host: str | None, port: int | None, workers: int | None) -> None:
+def serve(
+    home: Home, host: str | None, port: int | None, workers: int | None, tls_cert: Path | None, tls_key: Path | None
+) -> None:
     """A replica and its HTTP server: live answers, also while the pipeline is down."""
     from opentab.server.serve import serve as listen
 
@@ -674,8 +679,21 @@ def serve(home: Home, host: str | None, port: int | None, workers: int | None) -
         host=host or home["server.host"],
         port=home["server.port"] if port is None else port,
         workers=workers or home["server.workers"],
+        tls=_tls(home, tls_cert, tls_key),
         say=lambda text: terminal.write(text, sys.stderr),
     )
+
+
+def _tls(home: Home, cert: Path | None, key: Path | None) -> Tls | None:
+    from opentab.server.serve import Tls
+
+    cert = cert or (home.path / home["server.tls_cert"] if home["server.tls_cert"] else None)
+    key = key or (home.path / home["server.tls_key"] if home["server.tls_key"] else None)
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigError("a certificate needs its key and a key its certificate", hint="give --tls-cert and --tls-key")
+    return Tls(cert, key)
 
 
 @commands.group()

@@ -125,6 +125,14 @@ def _count(setting: Setting, value: Any) -> int:
     return value
 
 
+def _all_or_count(setting: Setting, value: Any) -> int | None:
+    if value == "all":
+        return None
+    if type(value) is not int or not 0 <= value <= 120_000:
+        raise setting.wrong(value, 'a whole number from 0 on, or "all"')
+    return value
+
+
 def _port(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 0 <= value < 65536:
         raise setting.wrong(value, "a port number from 0 to 65535")
@@ -188,9 +196,19 @@ SETTINGS = [
     Setting("server", "port", "8080", _port, ""),
     Setting("server", "workers", "1", _count, "HTTP processes"),
     Setting(
+        "server", "hot_periods", '"all"', _all_or_count,
+        "how many final months a replica keeps; older ones are answered from the ledger",
+    ),
+    Setting(
+        "server", "streams_max", "20", _count,
+        "live streams that one token may have open at a time, on each worker",
+    ),
+    Setting(
         "server", "key_file", '""', _text_or_nothing,
         "what tokens are signed with, relative to the home; or OPENTAB_KEY; without a key only loopback is served",
     ),
+    Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
+    Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
 ]  # fmt: skip
 SECTIONS = ("billing", "log", "pipeline", "ledger", "invoices", "server", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"

@@ -115,6 +115,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     rules: Rules
     steps_ms: dict[str, float] = {}
     clock_us: int | None = None  # the time of day that moved the watermark of a silent log; else None
+    file_count: int = 0  # that it added to the journal, besides its own record
     revise: bool = False  # the end of a `run --once`: what is late by now is revised here
 
     @property

@@ -17,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from opentab.ledger.journal import Journal
-from opentab.periods import DAY_MAX, DAY_MIN, Calendar, period_of_day, period_of_month
+from opentab.periods import (
+    DAY_MAX,
+    DAY_MIN,
+    Calendar,
+    Int64s,
+    month_number,
+    period_of_day,
+    period_of_month,
+    previous_period,
+)
 from opentab.records import BatchRecord
 
 # W(0): before the first batch nothing is late.
@@ -92,6 +101,30 @@ def batch_facts(records: Sequence[BatchRecord], calendar: Calendar) -> pa.Table:
     )
 
 
+def billed_months(own_months: Int64s, batches: Int64s, records: Sequence[BatchRecord], calendar: Calendar) -> Int64s:
+    """The same decision for columns: the month that each entry is billed in.
+
+    The records reach from the batch before the first of `batches` to the last one, without a gap.
+    """
+    if len(own_months) == 0:
+        return own_months
+    facts = batch_facts(records, calendar)
+    first = facts["batch"][0].as_py()
+    final_before_us = facts["final_before_us"].to_numpy()[batches - first]
+    known = np.unique(own_months)
+    ends_us = np.array([calendar.end_us(period_of_month(int(month))) for month in known], np.int64)
+    is_final = ends_us[np.searchsorted(known, own_months)] <= final_before_us
+    if not is_final.any():
+        return own_months
+    watermark_months = np.array([month_number(name) for name in facts["watermark_period"].to_pylist()], np.int64)
+    return np.where(is_final, watermark_months[batches - first], own_months)
+
+
+def months_of_days(days: Int64s) -> Int64s:
+    """The months of days counted from 1970-01-01, as OWN_MONTH numbers them."""
+    return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
+
+
 def _or_never(us: int | None) -> int:
     return BEFORE_ALL_US if us is None else us
 
@@ -101,3 +134,10 @@ def status_of(period: str, record: BatchRecord | None, calendar: Calendar) -> st
     if record is None or record.watermark_us is None or record.watermark_us < calendar.end_us(period):
         return "open"
     return "final" if record.final_us is not None and record.final_us >= calendar.end_us(period) else "closed"
+
+
+def last_final_period(record: BatchRecord, calendar: Calendar) -> str | None:
+    """The last period that was final after a batch: it and all before it never change again."""
+    if record.final_us is None:
+        return None
+    return previous_period(calendar.period_of(record.final_us))

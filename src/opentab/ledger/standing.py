@@ -149,6 +149,25 @@ def held_back(last: BatchRecord, watermark_us: int) -> tuple[Holder, ...]:
     )
 
 
+def partitions_json(last: BatchRecord, end_us: int) -> list[dict[str, object]]:
+    """How far each partition of the log is, and whether it is complete for a period that ends then."""
+    found: list[dict[str, object]] = []
+    for name, state in sorted(last.partitions.items()):
+        upto_us = None if state.latest_us is None else state.latest_us - last.rules.out_of_orderness_us
+        found.append(
+            {
+                "partition": name,
+                "latest": format_us(state.latest_us),
+                "complete_upto": format_us(upto_us),
+                # A silent one, or one that never had an event, holds nothing back.
+                "complete": upto_us is None or state.idle or upto_us >= end_us,
+                "idle": state.idle,
+                "arrived": format_us(state.arrived_us),
+            }
+        )
+    return found
+
+
 def _issued(
     invoices: Invoices | None,
 ) -> Mapping[str, tuple[int, int, Minor, int | None, int | None, int | None]]:

@@ -43,6 +43,7 @@ class Total:
     types: dict[str, int] = field(default_factory=dict)  # micros of usage alone
     adjustments: list[Adjustment] = field(default_factory=list)
     event_count: int = 0
+    last_us: int | None = None  # the latest event
 
     @property
     def amount_micros(self) -> int:
@@ -79,7 +80,7 @@ def customer_totals(
     last = journal.last()
     rows = _rows(journal, calendar, period, customer)
     total: Total | None = None
-    for row_period, row_customer, own, type_, micros, events in rows:
+    for row_period, row_customer, own, type_, micros, events, last_us in rows:
         if total is None or (total.period, total.customer) != (row_period, row_customer):
             if total is not None:
                 yield total
@@ -89,6 +90,7 @@ def customer_totals(
         else:
             total.adjustments.append(Adjustment(own, type_, int(micros), events))
         total.event_count += events
+        total.last_us = last_us if total.last_us is None else max(last_us, total.last_us)
     if total is not None:
         yield total
 
@@ -162,8 +164,8 @@ def range_totals(
 
 def _rows(
     journal: Journal, calendar: Calendar, period: str | None, customer: str | None
-) -> Iterator[tuple[str, str, str, str, Decimal, int]]:
-    """(period, customer, own period, type, micros, events) from the snapshot and what came since.
+) -> Iterator[tuple[str, str, str, str, Decimal, int, int]]:
+    """(period, customer, own period, type, micros, events, latest event) from the snapshot and what came since.
 
     Periods that were final at the snapshot are not in it: they are added up from the whole journal.
     """
@@ -174,11 +176,12 @@ def _rows(
     final = balances.final_view(connection, journal, calendar, snapshot, period=period, customer=customer)
     result = connection.execute(
         f"""
-        select period, customer, {OWN_PERIOD} as own, type, sum(sum_micros), sum(event_count)::bigint
+        select period, customer, {OWN_PERIOD} as own, type, sum(sum_micros), sum(event_count)::bigint,
+            epoch_us(max(last_at))
         from (
-            select period, customer, day, type, sum_micros, event_count from running
+            select period, customer, day, type, sum_micros, event_count, last_at from running
             union all
-            select period, customer, day, type, sum_micros, event_count from {final}
+            select period, customer, day, type, sum_micros, event_count, last_at from {final}
         )
         where ($period is null or period = $period) and ($customer is null or customer = $customer)
         group by period, customer, own, type

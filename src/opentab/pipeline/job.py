@@ -51,6 +51,7 @@ class Job:
         self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
         self.rules = home.rules
         self.last: BatchRecord | None = journal.last()
+        self._commit_seconds = 0.0  # of the last batch
 
     @property
     def positions(self) -> dict[str, int]:
@@ -79,10 +80,14 @@ class Job:
         staged = time.perf_counter()
         crash.moment("staged")
         record = self._record(reports, started_us)
-        record = msgspec.structs.replace(record, steps_ms=_steps_ms(reports, staged - clock))
+        files = [file for report in reports for file in report.files]
+        steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds)
+        record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files))
         if not self.is_ours():
             raise fenced(record.batch)
-        self.journal.commit(record, [file for report in reports for file in report.files])
+        committing = time.perf_counter()
+        self.journal.commit(record, files)
+        self._commit_seconds = time.perf_counter() - committing
         self.last = record
         crash.moment("committed")
         self.log.archive_upto(self.positions)
@@ -237,8 +242,16 @@ def _last_line(text: str) -> str:
     return (lines[-1] if lines else "no reason given")[:300]
 
 
-def _steps_ms(reports: Sequence[Report], tasks_seconds: float) -> dict[str, float]:
-    """Milliseconds by step: the tasks' wall time, and what the busiest task spent on what."""
+def _steps_ms(
+    reports: Sequence[Report], started_us: int, tasks_seconds: float, commit_seconds: float
+) -> dict[str, float]:
+    """Milliseconds by step.
+
+    How long the oldest segment waited, the tasks' wall time and what the busiest task spent on what, and the
+    commit of the batch before: a batch cannot know how long its own will take.
+    """
     busiest = max(reports, key=lambda report: sum(report.seconds.values()))
-    steps = {"tasks": tasks_seconds, **busiest.seconds}
+    arrived_us = [t.first_arrived_us for report in reports for t in report.taken.values() if t.first_arrived_us]
+    waited = max(0.0, (started_us - min(arrived_us, default=started_us)) / 1e6)
+    steps = {"waiting": waited, "tasks": tasks_seconds, **busiest.seconds, "committing": commit_seconds}
     return {name: round(seconds * 1000, 1) for name, seconds in steps.items()}

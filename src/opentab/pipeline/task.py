@@ -52,6 +52,7 @@ class Taken(msgspec.Struct, frozen=True):
     latest_us: int | None
     arrived_us: int
     bytes: int
+    first_arrived_us: int | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -144,6 +145,7 @@ class _Work:
             latest_us=before.latest_us,
             arrived_us=max(before.arrived_us, header.arrived_us),
             bytes=before.bytes + header.bytes,
+            first_arrived_us=min(before.first_arrived_us or header.arrived_us, header.arrived_us),
         )
         waiting = self.waiting.setdefault(header.partition, _Lines())
         lines = bytes(segment.body).split(b"\n")

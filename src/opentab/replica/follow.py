@@ -11,13 +11,17 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.replica.follower import Follower
+from opentab.replica.trouble import clear_trouble, write_trouble
 
 POLL_SECONDS = 0.02
 TROUBLE_SECONDS = 1.0
 
 
 def follow(home: Home, *, parent: int) -> None:
-    """Fold whatever is committed, as it is committed, until the parent is gone."""
+    """Fold whatever is committed, as it is committed, until the parent is gone.
+
+    In trouble it stays where it is and says why; the last state that was right goes on being read.
+    """
     follower = Follower(home)
     seen: tuple[int, ...] | None = None
     while os.getppid() == parent:
@@ -29,11 +33,14 @@ def follow(home: Home, *, parent: int) -> None:
         try:
             while follower.step() is not None:
                 pass
-            seen = now
         except OpentabError as error:
+            write_trouble(home.replica_path, str(error), now_us=time.time_ns() // 1000)
             if not error.retry_helps:
                 raise
             time.sleep(TROUBLE_SECONDS)
+        else:
+            seen = now
+            clear_trouble(home.replica_path)
 
 
 def _log_times(home: Home) -> tuple[int, ...]:

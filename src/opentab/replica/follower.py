@@ -9,25 +9,34 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from opentab import crash
 from opentab.config import Home
 from opentab.ledger import balances
-from opentab.ledger.billed import connect
+from opentab.ledger.billed import connect, last_final_period
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
+from opentab.ledger.rows import balance_rows, journal_rows
 from opentab.ledger.statement import read_statement, statement_texts
+from opentab.periods import Period, month_number, period_of_month
+from opentab.records import BatchRecord
 from opentab.replica import store
-from opentab.replica.fold import SEPARATOR, Added, fold_batches, fold_snapshot
-from opentab.replica.store import FORMAT, Change, Meta, Store
+from opentab.replica.facts import Facts, facts_of, issued
+from opentab.replica.fold import Fold, Tally, check_all
+from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
+from opentab.replica.wide import read_cell, read_row
 
-FOLD_ROWS_MAX = 2_000_000  # entries in one step; a larger backlog takes several
+FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
+PIECE_ROWS = 2_000_000  # of them at a time in memory
 PROBE_SECONDS_MAX = 300
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Step:
 
     position: int
     batches: int
-    rows: int
+    rows: int  # of the ledger
     invoices: int
     rebuilt: bool = False
 
@@ -61,102 +70,133 @@ class Follower:
             return None
         with self.store.read() as snapshot:
             meta = snapshot.meta()
-        if meta is None or not self._belongs(meta, journal):
+        if meta is None or meta.position > journal.position:
             return self._rebuild(journal)
+        # The last batch that was folded comes along: it decides what is late in the next one.
+        records = journal.batches(after=max(0, meta.position - 1))
+        if not self._belongs(meta, records):
+            return self._rebuild(journal)
+        new = _next_step([record for record in records if record.batch > meta.position])
+        upto = new[-1].batch if new else meta.position
         invoices = Invoices.open(self.home.ledger_path)
-        upto = self._upto(journal, meta.position)
-        if upto == meta.position and not self._new_invoices(invoices, meta, upto):
+        if not new and (invoices is None or min(invoices.position, upto) <= meta.invoices_position):
             return None
         began = time.perf_counter()
         with self.store.write() as change:
-            added = Added({}, 0)
-            if upto > meta.position:
-                added = fold_batches(change, journal, self.home.calendar, after=meta.position, upto=upto)
-            count = self._fold_invoices(change, invoices, after=meta.invoices_position, upto=upto)
-            crash.moment("folding")
-            change.set_meta(self._meta(journal, upto, invoices, meta, added, began))
+            fold = Fold(change, meta.types, cold_upto=meta.cold_upto)
+            tally = Tally(meta.position, upto)
+            known = [record for record in records if record.batch <= upto]
+            for rows in journal_rows(journal, self.home.calendar, known, after=meta.position, rows_max=PIECE_ROWS):
+                tally.add(rows)
+                fold.add(rows)
+            tally.check(new)
+            count = self._finish(change, meta, new, fold, invoices, began)
         crash.moment("folded")
-        return Step(upto, upto - meta.position, added.rows, count)
+        return Step(upto, upto - meta.position, fold.rows, count)
 
     def _rebuild(self, journal: Journal) -> Step:
         """Begin anew, from the balances."""
         snapshot = balances.latest(self.home.ledger_path)
         if not snapshot.belongs_to(journal):
             snapshot = balances.empty()
-        invoices = Invoices.open(self.home.ledger_path)
+        records = journal.batches(upto=snapshot.batch) if snapshot.batch else []
         began = time.perf_counter()
         with self.store.write() as change:
             change.clear()
-            added = Added({}, 0)
-            if snapshot.batch:
-                added = fold_snapshot(change, journal, self.home.calendar, snapshot)
-            count = self._fold_invoices(change, invoices, after=0, upto=snapshot.batch)
-            crash.moment("folding")
-            change.set_meta(self._meta(journal, snapshot.batch, invoices, None, added, began))
+            blank = Meta(
+                0, 0, "", self.home.identity, None, list(self.home["billing.types"]), self._cold_upto(records), {}
+            )
+            fold = Fold(change, blank.types, cold_upto=blank.cold_upto)
+            if records:
+                self._fold_balances(fold, journal, snapshot, records)
+                check_all(fold, records)
+            count = self._finish(change, blank, records, fold, Invoices.open(self.home.ledger_path), began)
         crash.moment("folded")
-        return Step(snapshot.batch, 0, added.rows, count, rebuilt=True)
+        return Step(snapshot.batch, 0, fold.rows, count, rebuilt=True)
 
-    def _belongs(self, meta: Meta, journal: Journal) -> bool:
-        """Whether the copy is one of this very ledger."""
-        if meta.format != FORMAT or meta.identity != self.home.identity or meta.position > journal.position:
-            return False
-        return meta.position == 0 or journal.batches(meta.position - 1, meta.position)[0].run == meta.run
+    def _fold_balances(
+        self, fold: Fold, journal: Journal, snapshot: balances.Snapshot, records: Sequence[BatchRecord]
+    ) -> None:
+        """Fold a snapshot, and what was final by then: that is in the journal alone."""
+        for rows in balance_rows(snapshot.rows, rows_max=PIECE_ROWS):
+            fold.add(rows)
+        last_final = last_final_period(records[-1], self.home.calendar)
+        if last_final is None:
+            return
+        for rows in journal_rows(journal, self.home.calendar, records, after=0, rows_max=PIECE_ROWS):
+            fold.add(rows.where(rows.month <= month_number(last_final)))
 
-    def _upto(self, journal: Journal, position: int) -> int:
-        """How far to go in one step."""
-        rows = 0
-        for record in journal.batches(after=position):
-            rows += record.entry_rows
-            if rows > FOLD_ROWS_MAX and record.batch > position + 1:
-                return record.batch - 1
-        return journal.position
-
-    def _meta(
+    def _finish(
         self,
-        journal: Journal,
-        position: int,
+        change: Change,
+        before: Meta,
+        new: Sequence[BatchRecord],
+        fold: Fold,
         invoices: Invoices | None,
-        before: Meta | None,
-        added: Added,
         began: float,
-    ) -> Meta:
-        """What the copy is after a step."""
-        records = journal.batches(after=before.position if before else 0, upto=position)
-        last = records[-1] if records else None
-        rejections = Counter(before.rejections if before else {})
-        for batch in records:
-            rejections.update(batch.rejections)
-        sums = dict(before.sums) if before else {}
-        for table, (micros, events) in added.sums.items():
-            old_micros, old_events = sums.get(table, ("0", 0))
-            sums[table] = (str(int(old_micros) + micros), old_events + events)
-        return Meta(
-            position=position,
-            invoices_position=min(invoices.position if invoices else 0, position),
-            run=last.run if last else before.run if before else "",
-            identity=self.home.identity,
-            record=msgspec.json.encode(last).decode() if last else before.record if before else None,
-            sums=sums,
-            events=(before.events if before else 0) + sum(batch.event_count for batch in records),
-            rejections=dict(rejections),
-            fold_seconds=time.perf_counter() - began,
+    ) -> int:
+        """What is left of a step: the invoices, what has become cold, and the position. Returns how many invoices."""
+        upto = new[-1].batch if new else before.position
+        cold_upto = max(before.cold_upto, self._cold_upto(new))
+        count = self._fold_invoices(change, invoices, after=before.invoices_position, upto=upto, cold_upto=cold_upto)
+        for period, customers in fold.new_customers.items():
+            _add_facts(change, period, Facts(customers=customers))
+        if cold_upto > before.cold_upto:
+            _take_out(change, cold_upto, fold)
+        crash.moment("folding")
+        change.set_meta(
+            Meta(
+                position=upto,
+                invoices_position=min(invoices.position if invoices else 0, upto),
+                run=new[-1].run if new else before.run,
+                identity=self.home.identity,
+                record=msgspec.json.encode(new[-1]).decode() if new else before.record,
+                types=fold.types,
+                cold_upto=cold_upto,
+                sums=_added_sums(before.sums, fold.sums),
+                events=before.events + sum(record.event_count for record in new),
+                rejections=_added(before.rejections, (record.rejections for record in new)),
+                input_bytes=before.input_bytes + sum(record.input_bytes for record in new),
+                steps_ms=_added(before.steps_ms, (record.steps_ms for record in new)),
+                fold_seconds=time.perf_counter() - began,
+            )
         )
+        return count
 
-    def _new_invoices(self, invoices: Invoices | None, meta: Meta, upto: int) -> bool:
-        return invoices is not None and min(invoices.position, upto) > meta.invoices_position
+    def _belongs(self, meta: Meta, records: Sequence[BatchRecord]) -> bool:
+        """Whether the copy is one of this very ledger, and holds all that it should."""
+        if meta.format != FORMAT or meta.identity != self.home.identity:
+            return False
+        if meta.cold_upto > self._cold_upto(records):
+            return False
+        return meta.position == 0 or records[0].run == meta.run
 
-    def _fold_invoices(self, change: Change, invoices: Invoices | None, *, after: int, upto: int) -> int:
+    def _cold_upto(self, records: Sequence[BatchRecord]) -> Period:
+        """The last period that is left to the ledger; none where all are to be kept."""
+        hot = self.home["server.hot_periods"]
+        last_final = last_final_period(records[-1], self.home.calendar) if records else None
+        if hot is None or last_final is None:
+            return ""
+        return period_of_month(max(0, month_number(last_final) - hot))
+
+    def _fold_invoices(
+        self, change: Change, invoices: Invoices | None, *, after: int, upto: int, cold_upto: Period
+    ) -> int:
         """Take up the invoices of the positions behind `after`, up to `upto`."""
         files = [file for file in invoices.files if after < file.position <= upto] if invoices else []
         count = 0
-        for file in files:
+        for file in sorted(files, key=lambda file: file.position):
             assert invoices is not None
             with connect(threads=1) as connection:
                 rows = invoices.rows_of([file])
-                texts = statement_texts(connection, rows, currency=self.home["billing.currency"], all_revisions=True)
-                items = [(invoice_key(text), text.encode()) for text in texts]
-            change.put("invoices", items)
-            count += len(items)
+                connection.register("invoices", rows)
+                facts = issued(connection)
+                _add_facts(change, file.period, facts)
+                count += facts.invoices + facts.revisions
+                if file.period > cold_upto:
+                    currency = self.home["billing.currency"]
+                    texts = statement_texts(connection, rows, currency=currency, all_revisions=True)
+                    change.put("invoices", [(invoice_key(text), text.encode()) for text in texts])
         return count
 
 
@@ -177,3 +217,50 @@ def is_whole(path: Path) -> bool:
         check=False,
     )
     return probe.returncode == 0
+
+
+def _next_step(records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
+    """As many of them as one step takes, and at least one."""
+    rows = 0
+    for count, record in enumerate(records):
+        rows += record.entry_rows
+        if rows > FOLD_ROWS_MAX and count:
+            return records[:count]
+    return records
+
+
+def _add_facts(change: Change, period: Period, new: Facts) -> None:
+    facts = facts_of(change, period) + new
+    change.put("facts", [(period.encode(), msgspec.json.encode(facts))])
+
+
+def _take_out(change: Change, cold_upto: Period, fold: Fold) -> None:
+    """Leave periods to the ledger: their customers, and what goes with them."""
+    for table in BY_PERIOD:
+        micros, events = fold.sums.get(table, (0, 0))
+        for value in change.take_out(table, cold_upto.encode()):
+            if table == "customers":
+                columns, _ = read_row(value)
+                micros -= sum(amount for amount, _ in columns)
+                events -= sum(count for _, count in columns)
+            elif table == "adjustments":
+                amount, count, _ = read_cell(value)
+                micros, events = micros - amount, events - count
+        if table in fold.sums:
+            fold.sums[table] = (micros, events)
+
+
+def _added_sums(before: dict[str, tuple[str, int]], added: dict[str, tuple[int, int]]) -> dict[str, tuple[str, int]]:
+    after = {}
+    for table, (micros, events) in added.items():
+        old_micros, old_events = before.get(table, ("0", 0))
+        after[table] = (str(int(old_micros) + micros), old_events + events)
+    return after
+
+
+def _added(before: Mapping[str, Number], more: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    after = dict(before)
+    for one in more:
+        for name, value in one.items():
+            after[name] = after.get(name, 0) + value
+    return after

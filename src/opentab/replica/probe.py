@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from opentab.errors import ReplicaDamaged
-from opentab.replica.store import FORMAT, Store
-from opentab.replica.wide import CELL, CELL_BYTES, sum_micros
-
-CHUNK = 100_000
+from opentab.replica.store import FORMAT, SUMMED, Store
+from opentab.replica.wide import read_row
 
 
 def examine(path: Path) -> None:
@@ -27,17 +25,15 @@ def examine(path: Path) -> None:
             return
         if meta.format != FORMAT:
             raise ReplicaDamaged(f"the replica {path} has format {meta.format}")
-        for table in ("lines", "customers", "types", "periods"):
+        for table in SUMMED:
             micros = events = 0
-            values: list[bytes] = []
             for _, value in snapshot.scan(table, b""):
-                if len(value) != CELL_BYTES:
-                    raise ReplicaDamaged(f"the replica {path} has a cell of {len(value)} bytes")
-                values.append(value)
-                if len(values) == CHUNK:
-                    micros, events = _with(values, micros, events)
-                    values = []
-            micros, events = _with(values, micros, events)
+                try:
+                    columns, _ = read_row(value)
+                except struct.error:
+                    raise ReplicaDamaged(f"the replica {path} has a row of {len(value)} bytes") from None
+                for amount, count in columns:
+                    micros, events = micros + amount, events + count
             wanted = meta.sums.get(table, ("0", 0))
             if (str(micros), events) != tuple(wanted):
                 raise ReplicaDamaged(f"the {table} of the replica {path} add up to {micros}, not {wanted[0]}")
@@ -45,11 +41,6 @@ def examine(path: Path) -> None:
             if not value.endswith(b"}"):
                 raise ReplicaDamaged(f"the replica {path} has half an invoice")
     store.close()
-
-
-def _with(values: list[bytes], micros: int, events: int) -> tuple[int, int]:
-    cells = np.frombuffer(b"".join(values), CELL)
-    return micros + sum_micros(cells), events + int(cells["events"].sum())
 
 
 if __name__ == "__main__":

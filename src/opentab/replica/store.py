@@ -3,13 +3,15 @@
 Whoever reads sees the state after exactly one batch, over all customers, however many processes read. The
 only importer of lmdb.
 
-    meta       what it is a copy of, and how far it is
-    lines      period, customer, own period, type  ->  cell     what an invoice's lines are made of
-    customers  period, customer                    ->  cell     their sum
-    types      own period, type                    ->  cell     by the events' own days
-    periods    period                              ->  cell     all customers together
-    tops       period                              ->  those with the largest totals
-    invoices   period, customer, revision          ->  the statement as JSON
+    meta         what it is a copy of, and how far it is
+    customers    period, customer                    ->  row      adjustments, then each type; the types are in meta
+    adjustments  period, customer, own period, type  ->  cell     what the adjustments of a row are made of
+    types        own period, type                    ->  cell     by the events' own days
+    days         own day, type                       ->  cell     the same, by day
+    periods      period                              ->  cell     all customers together
+    facts        period                              ->  customers and invoices of a period, as JSON
+    tops         period                              ->  those with the largest totals
+    invoices     period, customer, revision          ->  the statement as JSON
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import lmdb
 import msgspec
 import numpy as np
 
-from opentab.errors import ReplicaDamaged, means_disk_full
-from opentab.replica.wide import CELL, CELL_BYTES, Cells, add
+from opentab.errors import DiskFull, ReplicaDamaged, means_disk_full
+from opentab.replica.wide import Cells, add
 
-FORMAT = 1
-TABLES = ("lines", "customers", "types", "periods", "tops", "invoices")
+FORMAT = 2
+SUMMED = ("customers", "adjustments", "types", "days", "periods")
+TABLES = (*SUMMED, "facts", "tops", "invoices")
+BY_PERIOD = ("customers", "adjustments", "tops", "invoices")  # what may be left to the ledger once it is final
 MAP_BYTES = 1 << 40  # address space, not disk
 READERS_MAX = 1024
 PERIOD_BYTES = 7
+# No customer and no type holds a control character.
+SEPARATOR = "\x01"
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -41,9 +48,13 @@ class Meta(msgspec.Struct, frozen=True):
     run: str  # of the batch at `position`: a ledger restored from a backup may number other batches alike
     identity: dict[str, str]
     record: str | None  # the record of that batch, as JSON
+    types: list[str]  # the columns of a customer's row, behind the adjustments
+    cold_upto: str  # periods up to this one are left to the ledger; "" for none
     sums: dict[str, tuple[str, int]]  # by table: micros and events of all its cells
     events: int = 0
     rejections: dict[str, int] = {}  # by reason
+    input_bytes: int = 0
+    steps_ms: dict[str, float] = {}  # what all batches together spent on what
     fold_seconds: float = 0.0  # the last step took
     format: int = FORMAT
 
@@ -53,6 +64,7 @@ class Store:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
+        self._meta: tuple[int, Meta | None] | None = None
         try:
             if writable:
                 path.mkdir(parents=True, exist_ok=True)
@@ -69,7 +81,7 @@ class Store:
             self._check_size()
             self._tables = {name: self._env.open_db(name.encode(), create=writable) for name in (*TABLES, "meta")}
         except lmdb.Error as error:
-            raise _damaged(path, error) from error
+            raise _trouble(path, error) from error
 
     def close(self) -> None:
         self._env.close()
@@ -79,22 +91,31 @@ class Store:
         """A view of one position, for as long as it is held."""
         try:
             with self._env.begin(buffers=False) as transaction:
-                yield Snapshot(transaction, self._tables)
+                yield Snapshot(self, transaction)
         except lmdb.Error as error:
-            raise _damaged(self.path, error) from error
+            raise _trouble(self.path, error) from error
 
     @contextmanager
     def write(self) -> Iterator[Change]:
         """A step to a later position: all of it, or nothing."""
         try:
             with self._env.begin(write=True) as transaction:
-                yield Change(transaction, self._tables)
-        except lmdb.DiskError as error:
-            raise _damaged(self.path, error) from error
+                yield Change(self, transaction)
         except lmdb.Error as error:
-            if means_disk_full(error):
-                raise
-            raise _damaged(self.path, error) from error
+            raise _trouble(self.path, error) from error
+
+    def table(self, name: str) -> lmdb._Database:
+        return self._tables[name]
+
+    def meta_of(self, transaction: lmdb.Transaction) -> Meta | None:
+        """What the copy is, as this transaction sees it; decoded once a state, not once a reader."""
+        number, known = transaction.id(), self._meta
+        if known is not None and known[0] == number:
+            return known[1]
+        found = transaction.get(b"meta", db=self._tables["meta"])
+        meta = None if found is None else msgspec.json.decode(found, type=Meta)
+        self._meta = (number, meta)
+        return meta
 
     def _check_size(self) -> None:
         """A file that was cut short would kill whoever touches what is missing."""
@@ -108,32 +129,25 @@ class Store:
 class Snapshot:
     """The state after one position."""
 
-    def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database]) -> None:
+    def __init__(self, store: Store, transaction: lmdb.Transaction) -> None:
+        self._store = store
         self._transaction = transaction
-        self._tables = tables
 
     def meta(self) -> Meta | None:
         """How far the replica is; None where nothing was folded yet."""
-        found = self._transaction.get(b"meta", db=self._tables["meta"])
-        return None if found is None else msgspec.json.decode(found, type=Meta)
+        return self._store.meta_of(self._transaction)
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        value = self._transaction.get(key, db=self._tables[table])
-        return None if value is None else bytes(value)
-
-    def cell(self, table: str, key: bytes) -> np.void | None:
-        value = self.get(table, key)
-        return None if value is None else np.frombuffer(value, CELL)[0]
+        return cast("bytes | None", self._transaction.get(key, db=self._store.table(table)))
 
     def scan(self, table: str, prefix: bytes, *, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """All keys that begin with a prefix, in order; `after` leaves out all up to that key."""
-        with self._transaction.cursor(db=self._tables[table]) as cursor:
-            start = prefix if after is None else after
+        with self._transaction.cursor(db=self._store.table(table)) as cursor:
+            start = prefix if after is None else max(after, prefix)
             if not cursor.set_range(start):
                 return
-            for found in cursor:
-                key, value = bytes(found[0]), bytes(found[1])
-                if after is not None and key == after:
+            for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor):
+                if after is not None and key <= after:
                     continue
                 if not key.startswith(prefix):
                     return
@@ -143,36 +157,42 @@ class Snapshot:
 class Change(Snapshot):
     """A step under way."""
 
-    def add(self, table: str, keys: Sequence[bytes], added: Cells) -> Cells:
-        """Add cells to those that are there, and return them as they are now. Keys are sorted and different."""
-        with self._transaction.cursor(db=self._tables[table]) as cursor:
-            known = dict(cursor.getmulti(keys))
-            if known:
-                blank = bytes(CELL_BYTES)
-                joined = b"".join([known.get(key, blank) for key in keys])
-                before = np.frombuffer(joined, CELL).copy()
-                if len(known) < len(keys):
-                    fresh = np.fromiter((key not in known for key in keys), np.bool_, len(keys))
-                    before["last_us"][fresh] = added["last_us"][fresh]
-                now = add(before, added)
-            else:
-                now = added
-            packed = now.tobytes()
-            values = [packed[at : at + CELL_BYTES] for at in range(0, len(packed), CELL_BYTES)]
+    def add(self, table: str, keys: Sequence[bytes], added: Cells) -> tuple[Cells, int]:
+        """Add cells or rows to those that are there. Keys are sorted and different.
+
+        Returns them as they are now, and how many are new.
+        """
+        with self._transaction.cursor(db=self._store.table(table)) as cursor:
+            known = cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys))
+            now = _added(keys, known, added) if known else added
+            packed, size = now.tobytes(), now.dtype.itemsize
+            values = [packed[at : at + size] for at in range(0, len(packed), size)]
             cursor.putmulti(list(zip(keys, values, strict=True)), overwrite=True)
-        return now
+        return now, len(keys) - len(known)
 
     def put(self, table: str, items: Sequence[tuple[bytes, bytes]]) -> None:
-        with self._transaction.cursor(db=self._tables[table]) as cursor:
+        with self._transaction.cursor(db=self._store.table(table)) as cursor:
             cursor.putmulti(items, overwrite=True)
+
+    def take_out(self, table: str, upto: bytes) -> Iterator[bytes]:
+        """Take out all keys that begin with `upto` or come before it; yields what they held."""
+        with self._transaction.cursor(db=self._store.table(table)) as cursor:
+            found = cursor.first()
+            while found and bytes(cursor.key())[: len(upto)] <= upto:
+                value = bytes(cursor.value())
+                found = cursor.delete()  # and stands on the next one
+                yield value
 
     def clear(self) -> None:
         """Forget everything: the state before the first batch."""
-        for table in self._tables.values():
-            self._transaction.drop(table, delete=False)
+        for name in (*TABLES, "meta"):
+            self._transaction.drop(self._store.table(name), delete=False)
 
     def set_meta(self, meta: Meta) -> None:
-        self._transaction.put(b"meta", msgspec.json.encode(meta), db=self._tables["meta"])
+        self._transaction.put(b"meta", msgspec.json.encode(meta), db=self._store.table("meta"))
+
+    def meta(self) -> Meta | None:
+        raise AssertionError("a step under way is at no position")
 
 
 def remove(path: Path) -> None:
@@ -180,5 +200,28 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _damaged(path: Path, error: Exception) -> ReplicaDamaged:
+def _added(keys: Sequence[bytes], known: Sequence[tuple[bytes, bytes]], added: Cells) -> Cells:
+    """Known values, and blank ones for new keys, with what is added to each."""
+    size = added.dtype.itemsize
+    fresh = None
+    if len(known) == len(keys):
+        values = [value for _, value in known]
+    else:
+        by_key, blank = dict(known), bytes(size)
+        values = [by_key.get(key, blank) for key in keys]
+        fresh = np.fromiter((key not in by_key for key in keys), np.bool_, len(keys))
+    joined = b"".join(values)
+    if len(joined) != size * len(keys):
+        # Some are of a time when there were fewer types.
+        joined = b"".join([value.ljust(size, b"\0") for value in values])
+    before = np.frombuffer(joined, added.dtype)
+    if fresh is not None:
+        before = before.copy()
+        before["last_us"][fresh] = added["last_us"][fresh]
+    return add(before, added)
+
+
+def _trouble(path: Path, error: lmdb.Error) -> DiskFull | ReplicaDamaged:
+    if means_disk_full(error):
+        return DiskFull(str(path))
     return ReplicaDamaged(f"the replica {path} cannot be read: {error}", hint="it is made anew by itself")

@@ -1,14 +1,18 @@
 """The customers with the largest totals of a period, kept exactly without an order over all of them.
 
-Kept are all customers at or above a threshold. Whoever is touched and reaches it comes in, whoever falls below
-it goes. If they become too many the threshold rises; if too few are left, it is found anew from all customers.
+Kept are all customers down to a threshold in the order of total and name. Whoever is touched and reaches it comes
+in, whoever falls behind it goes. If they become too many the threshold rises; if too few are left, it is found
+anew from all customers.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from opentab.replica.wide import Cells, micros_of
 
@@ -19,23 +23,25 @@ INT64_MIN = -(2**63)
 
 
 class Tops(msgspec.Struct):
-    """All customers of a period at or above the threshold; micros are texts, for they may be wide."""
+    """All customers of a period down to the threshold; micros are texts, for they may be wide."""
 
     members: dict[str, str] = {}
-    threshold: str | None = None  # None: everyone is in
+    threshold: tuple[str, str] | None = None  # micros and customer of the last one in; None: everyone is in
 
     def ordered(self) -> list[tuple[str, int]]:
         """The largest first; equals by name."""
         found = [(customer, int(micros)) for customer, micros in self.members.items()]
-        return sorted(found, key=lambda item: (-item[1], item[0].encode()))[:TOP]
+        return sorted(found, key=lambda item: _rank(item[1], item[0]))[:TOP]
 
 
-def touched(tops: Tops, customers: Sequence[bytes], totals: Cells) -> None:
-    """Take in new totals of some customers."""
-    threshold = None if tops.threshold is None else int(tops.threshold)
-    for index in _near(totals, threshold, tops, customers):
-        customer, micros = customers[index].decode(), micros_of(totals[index])
-        if threshold is None or micros >= threshold:
+def touched(tops: Tops, keys: Sequence[bytes], totals: Cells, *, prefix: int = 0) -> None:
+    """Take in new totals of some customers. Keys are sorted; a customer's name is all behind a prefix."""
+    if len(keys) > KEPT_MAX:
+        _raise_threshold(tops, keys, totals, prefix)
+    last = _last(tops)
+    for index in _near(tops, keys, totals, prefix):
+        customer, micros = keys[index][prefix:].decode(), micros_of(totals[index])
+        if last is None or _rank(micros, customer) <= last:
             tops.members[customer] = str(micros)
         else:
             tops.members.pop(customer, None)
@@ -44,36 +50,70 @@ def touched(tops: Tops, customers: Sequence[bytes], totals: Cells) -> None:
 
 
 def too_few(tops: Tops) -> bool:
-    """Whether customers below the threshold may belong to the top by now."""
+    """Whether customers behind the threshold may belong to the top by now."""
     return tops.threshold is not None and len(tops.members) < TOP
 
 
 def found_anew(everyone: Iterable[tuple[str, int]]) -> Tops:
     """The tops from all customers of a period."""
     tops = Tops(members={})
+    last = None
     for customer, micros in everyone:
-        if tops.threshold is None or micros >= int(tops.threshold):
+        if last is None or _rank(micros, customer) <= last:
             tops.members[customer] = str(micros)
             if len(tops.members) > KEPT_MAX:
                 _trim(tops)
+                last = _last(tops)
     return tops
 
 
+def _rank(micros: int, customer: str) -> tuple[int, bytes]:
+    return -micros, customer.encode()
+
+
+def _last(tops: Tops) -> tuple[int, bytes] | None:
+    return None if tops.threshold is None else _rank(int(tops.threshold[0]), tops.threshold[1])
+
+
 def _trim(tops: Tops) -> None:
-    kept = sorted(tops.members.items(), key=lambda item: (-int(item[1]), item[0].encode()))
-    lowest = int(kept[KEPT_AFTER - 1][1])
-    # All that equal the lowest stay, or the threshold would not tell who is in.
-    tops.members = {customer: micros for customer, micros in kept if int(micros) >= lowest}
-    tops.threshold = str(lowest)
+    kept = sorted(tops.members.items(), key=lambda item: _rank(int(item[1]), item[0]))[:KEPT_AFTER]
+    tops.members = dict(kept)
+    tops.threshold = (kept[-1][1], kept[-1][0])
 
 
-def _near(totals: Cells, threshold: int | None, tops: Tops, customers: Sequence[bytes]) -> Sequence[int]:
-    """Which of the touched customers can matter: most are far below the threshold and never were in."""
-    if threshold is None or not INT64_MIN <= threshold < 2**63:
-        return range(len(customers))
-    narrow = totals["high"] == (totals["low"].view("<i8") >> 63)
-    far = narrow & (totals["low"].view("<i8") < threshold)
-    if not far.any():
-        return range(len(customers))
-    members = {customer.encode() for customer in tops.members}
-    return [index for index, customer in enumerate(customers) if not far[index] or customer in members]
+def _raise_threshold(tops: Tops, keys: Sequence[bytes], totals: Cells, prefix: int) -> None:
+    """Where many are touched, find out beforehand what it takes to be among them."""
+    if not _is_narrow(totals).all():
+        return
+    values = totals["low"].view("<i8")
+    lowest = np.partition(values, -KEPT_AFTER)[-KEPT_AFTER]
+    above = int((values > lowest).sum())
+    customer = keys[int(np.flatnonzero(values == lowest)[KEPT_AFTER - above - 1])][prefix:].decode()
+    new, last = _rank(int(lowest), customer), _last(tops)
+    if last is None or new < last:
+        tops.members = {name: micros for name, micros in tops.members.items() if _rank(int(micros), name) <= new}
+        tops.threshold = (str(lowest), customer)
+
+
+def _near(tops: Tops, keys: Sequence[bytes], totals: Cells, prefix: int) -> Iterable[int]:
+    """Which of the touched customers can matter: most are far behind the threshold and never were in."""
+    if tops.threshold is None or not INT64_MIN <= int(tops.threshold[0]) < 2**63 or not keys:
+        return range(len(keys))
+    before = keys[0][:prefix]
+    values, lowest = totals["low"].view("<i8"), int(tops.threshold[0])
+    behind = bisect_right(keys, before + tops.threshold[1].encode())
+    far = values < lowest
+    far[behind:] |= values[behind:] == lowest
+    near = set(np.flatnonzero(~(far & _is_narrow(totals))).tolist())
+    for customer in tops.members:
+        key = before + customer.encode()
+        at = bisect_left(keys, key)
+        if at < len(keys) and keys[at] == key:
+            near.add(at)
+    return near
+
+
+def _is_narrow(totals: Cells) -> npt.NDArray[np.bool_]:
+    """Which of them fit into 64 bits."""
+    found: npt.NDArray[np.bool_] = totals["high"] == (totals["low"].view("<i8") >> 63)
+    return found

@@ -2,46 +2,119 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from struct import Struct
+
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-# One cell of a replica: a sum of micros as 128 bits, a count, and the latest event time.
-CELL = np.dtype([("low", "<u8"), ("high", "<i8"), ("events", "<i8"), ("last_us", "<i8")])
-CELL_BYTES = CELL.itemsize
+# A sum of micros as 128 bits, and how many events it is of.
+SUM = np.dtype([("low", "<u8"), ("high", "<i8"), ("events", "<i8")])
+# One cell of a replica: such a sum, and the latest event time.
+CELL = np.dtype([("last_us", "<i8"), ("sum", SUM)])
 
 Cells = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 WORD = 1 << 64
+HALF = np.uint64(32)
+LOW_HALF = np.uint64(0xFFFFFFFF)
+NEVER_US = -(2**63)
 
 
-def cells(micros: pa.Array, events: pa.Array, last_us: pa.Array) -> Cells:
-    """Columns as cells; `micros` are decimals without fraction."""
-    found = np.zeros(len(micros), CELL)
-    words = np.frombuffer(micros.buffers()[1], "<u8").reshape(-1, 2)[micros.offset : micros.offset + len(micros)]
-    found["low"], found["high"] = words[:, 0], words[:, 1].view("<i8")
-    found["events"] = events.to_numpy(zero_copy_only=False)
-    found["last_us"] = last_us.to_numpy(zero_copy_only=False)
-    return found
+def row_type(columns: int) -> np.dtype[np.void]:
+    """A row of sums, one for each column, and the latest event time of all."""
+    return np.dtype([("last_us", "<i8"), ("sum", SUM, (columns,))])
+
+
+class Sums:
+    """Many sums at once, exact: halves of words are added apart, so that nothing wraps."""
+
+    def __init__(self, count: int) -> None:
+        self._low = np.zeros(count, np.uint64)
+        self._middle = np.zeros(count, np.uint64)
+        self._high = np.zeros(count, np.int64)
+        self._events = np.zeros(count, np.int64)
+        self._last_us = np.full(count, NEVER_US, np.int64)
+
+    def add(self, at: Ints, low: Words, high: Ints, events: Ints, last_us: Ints) -> None:
+        """Add each amount, count and time to the sum at its place."""
+        np.add.at(self._low, at, low & LOW_HALF)
+        np.add.at(self._middle, at, low >> HALF)
+        np.add.at(self._high, at, high)
+        np.add.at(self._events, at, events)
+        np.maximum.at(self._last_us, at, last_us)
+
+    def cells(self) -> Cells:
+        """All of them."""
+        found = np.empty(len(self._low), CELL)
+        self._write(found["sum"])
+        found["last_us"] = self._last_us
+        return found
+
+    def rows(self, columns: int) -> Cells:
+        """All of them as rows; `columns` sums are one row."""
+        found = np.empty(len(self._low) // columns, row_type(columns))
+        self._write(found["sum"])
+        found["last_us"] = self._last_us.reshape(-1, columns).max(axis=1)
+        return found
+
+    def _write(self, sums: Cells) -> None:
+        middle = self._middle + (self._low >> HALF)
+        sums["low"] = ((middle << HALF) | (self._low & LOW_HALF)).reshape(sums.shape)
+        sums["high"] = (self._high + (middle >> HALF).astype(np.int64)).reshape(sums.shape)
+        sums["events"] = self._events.reshape(sums.shape)
 
 
 def add(one: Cells, other: Cells) -> Cells:
-    """The sum of two columns of cells, exact."""
-    total = np.empty(len(one), CELL)
-    total["low"] = one["low"] + other["low"]  # wraps, and the carry says so
-    carry = (total["low"] < one["low"]).astype("<i8")
-    total["high"] = one["high"] + other["high"] + carry
-    total["events"] = one["events"] + other["events"]
+    """The sum of two columns of cells, or of rows of the same width, exact."""
+    total = np.empty(one.shape, one.dtype)
+    _add_sums(total["sum"], one["sum"], other["sum"])
     total["last_us"] = np.maximum(one["last_us"], other["last_us"])
     return total
 
 
-def micros_of(cell: np.void) -> int:
-    """The sum of one cell."""
-    return int(cell["high"]) * WORD + int(cell["low"])
+def across(rows: Cells) -> Cells:
+    """The sum over the columns of each row."""
+    total = np.zeros(len(rows), SUM)
+    for column in range(rows["sum"].shape[1]):
+        _add_sums(total, total.copy(), rows["sum"][:, column])
+    return total
 
 
-def sum_micros(column: Cells) -> int:
-    """The sum of many cells, exact: halves of words are added apart, so that nothing wraps."""
-    low = column["low"]
-    halves = int((low & np.uint64(0xFFFFFFFF)).sum(dtype="<u8")) + (int((low >> np.uint64(32)).sum(dtype="<u8")) << 32)
-    return int(column["high"].sum(dtype="<i8")) * WORD + halves
+def micros_of(one: np.void) -> int:
+    """The amount of one sum."""
+    return int(one["high"]) * WORD + int(one["low"])
+
+
+def sum_micros(low: Words, high: Ints) -> int:
+    """Many amounts together, exact."""
+    halves = int((low & LOW_HALF).sum(dtype=np.uint64)) + (int((low >> HALF).sum(dtype=np.uint64)) << 32)
+    return int(high.sum(dtype=np.int64)) * WORD + halves
+
+
+def read_cell(value: bytes) -> tuple[int, int, int]:
+    """Micros, events and the latest event time of one cell."""
+    last_us, low, high, events = _cell.unpack(value)
+    return high * WORD + low, events, last_us
+
+
+def read_row(value: bytes) -> tuple[list[tuple[int, int]], int]:
+    """Micros and events of each column, and the latest event time of all."""
+    last_us, *words = _row(len(value)).unpack(value)
+    return [(words[i + 1] * WORD + words[i], words[i + 2]) for i in range(0, len(words), 3)], last_us
+
+
+_cell = Struct("<qQqq")
+
+
+@lru_cache
+def _row(size: int) -> Struct:
+    return Struct("<q" + "Qqq" * (size // SUM.itemsize))
+
+
+def _add_sums(total: Cells, one: Cells, other: Cells) -> None:
+    low = one["low"] + other["low"]  # wraps, and the carry says so
+    total["high"] = one["high"] + other["high"] + (low < one["low"])
+    total["low"] = low
+    total["events"] = one["events"] + other["events"]

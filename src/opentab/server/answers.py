@@ -3,145 +3,222 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
+from heapq import nsmallest
+from itertools import islice
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from opentab.ledger.billed import status_of
-from opentab.ledger.standing import missing
-from opentab.ledger.totals import Adjustment, Place, Total, total_as_json
-from opentab.money import format_micros
-from opentab.periods import Calendar, Period, format_us
-from opentab.records import BatchRecord
-from opentab.replica.fold import SEPARATOR
-from opentab.replica.store import PERIOD_BYTES, Meta, Snapshot
+from opentab.ledger.standing import missing, partitions_json
+from opentab.ledger.totals import Adjustment, Total, total_as_json
+from opentab.money import format_micros, format_minor
+from opentab.periods import Period, format_us
+from opentab.replica.facts import facts_of
+from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.tops import Tops
-from opentab.replica.wide import CELL, micros_of
+from opentab.replica.wide import read_cell, read_row
+from opentab.server.archive import Archive
+from opentab.server.moment import Moment
 
 LIST_MAX = 1_000
+LAST_CLOSED = 3
+DAY_BYTES = 10
+REPLICA, LEDGER = "replica", "ledger"
+
+Json = dict[str, Any]
 
 
 class Answers:
     """Answers from one snapshot: several of them agree with each other."""
 
-    def __init__(self, snapshot: Snapshot, calendar: Calendar) -> None:
+    def __init__(self, snapshot: Snapshot, moment: Moment, archive: Archive) -> None:
         self._snapshot = snapshot
-        self._calendar = calendar
-        self.meta: Meta | None = snapshot.meta()
-        text = self.meta.record if self.meta else None
-        self.record: BatchRecord | None = msgspec.json.decode(text, type=BatchRecord) if text else None
+        self._archive = archive
+        self.moment = moment
+        self.source = REPLICA  # where the answer came from
 
-    @property
-    def place(self) -> Place:
-        return Place(self.record.batch, self.record.watermark_us) if self.record else Place(0, None)
-
-    @property
-    def current_period(self) -> Period | None:
-        """The one that contains the newest event time that has counted."""
-        if self.record is None or self.record.newest_us is None:
-            return None
-        return self._calendar.period_of(self.record.newest_us)
-
-    def status(self, period: Period) -> str:
-        return status_of(period, self.record, self._calendar)
-
-    def periods(self) -> list[Period]:
-        """All periods that anything is billed in."""
-        return [key.decode() for key, _ in self._snapshot.scan("periods", b"")]
-
-    def total(self, period: Period, customer: str) -> Total | None:
-        """What a customer owes for a period; None if nothing was billed."""
-        prefix = f"{period}{customer}{SEPARATOR}".encode()
-        total = Total(period, customer, self.status(period))
-        found = False
-        for key, value in self._snapshot.scan("lines", prefix):
-            found = True
-            cell = np.frombuffer(value, CELL)[0]
-            rest = key[len(prefix) :].decode()
-            own, type_ = rest[:PERIOD_BYTES], rest[PERIOD_BYTES:]
-            if own == period:
-                total.types[type_] = micros_of(cell)
+    def at_a_glance(self, customer: str) -> Json | None:
+        """The current period's running total, the other open periods, and the last closed ones that are hot."""
+        current: Json | None = None
+        opened: list[Json] = []
+        closed: list[Json] = []
+        for period in reversed(self.moment.periods):
+            if period <= self.moment.cold_upto or len(closed) == LAST_CLOSED:
+                break
+            total = self.total_json(period, customer)
+            if total is None:
+                continue
+            if period == self.moment.current_period:
+                current = total
+            elif total["status"] == "open":
+                opened.append(total)
             else:
-                total.adjustments.append(Adjustment(own, type_, micros_of(cell), int(cell["events"])))
-            total.event_count += int(cell["events"])
-        return total if found else None
+                closed.append(total)
+        if current is None and not opened and not closed:
+            closed = self._old_totals(customer)[: -LAST_CLOSED - 1 : -1]
+            if not closed:
+                return None
+        return {"customer": customer, "current": current, "open": opened[::-1], "closed": closed[::-1]}
 
-    def total_json(self, period: Period, customer: str) -> dict[str, object] | None:
-        total = self.total(period, customer)
-        if total is None:
+    def total_json(self, period: Period, customer: str) -> Json | None:
+        """What a customer owes for a period; None if nothing was billed."""
+        if period <= self.moment.cold_upto:
+            return next(iter(self._old_totals(customer, period)), None)
+        row = self._snapshot.get("customers", f"{period}{customer}".encode())
+        if row is None:
             return None
-        cell = self._snapshot.cell("customers", f"{period}{customer}".encode())
-        last_us = int(cell["last_us"]) if cell is not None else None
-        return {**total_as_json(total, self.place), "last_event": format_us(last_us)}
+        cells, last_us = read_row(row)
+        total = Total(period, customer, self.moment.status(period))
+        for type_, column in self.moment.columns:
+            if column < len(cells) and cells[column][1]:
+                micros, events = cells[column]
+                total.types[type_] = micros
+                total.event_count += events
+        if cells[0][1]:
+            self._add_adjustments(total)
+        return self._shown(total, last_us)
 
-    def types(self, period: Period | None = None) -> Iterator[dict[str, object]]:
+    def _add_adjustments(self, total: Total) -> None:
+        prefix = f"{total.period}{total.customer}{SEPARATOR}".encode()
+        for key, value in self._snapshot.scan("adjustments", prefix):
+            micros, events, _ = read_cell(value)
+            line = key[len(prefix) :].decode()
+            total.adjustments.append(Adjustment(line[:PERIOD_BYTES], line[PERIOD_BYTES:], micros, events))
+            total.event_count += events
+
+    def _shown(self, total: Total, last_us: int | None) -> Json:
+        return {**total_as_json(total, self.moment.place), "last_event": format_us(last_us)}
+
+    def _old_totals(self, customer: str, period: Period | None = None) -> list[Json]:
+        """The same from the ledger, of periods that are no longer hot."""
+        if not self.moment.cold_upto:
+            return []
+        self.source = LEDGER
+        found = self._archive.totals(period=period, customer=customer)
+        return [self._shown(total, total.last_us) for total in found if total.period <= self.moment.cold_upto]
+
+    def types(self, period: Period | None = None, *, type_: str | None = None) -> Iterator[Json]:
         """Totals by type, by the events' own days."""
         for key, value in self._snapshot.scan("types", (period or "").encode()):
             text = key.decode()
-            cell = np.frombuffer(value, CELL)[0]
-            yield {
-                "period": text[:PERIOD_BYTES],
-                "type": text[PERIOD_BYTES:],
-                "total": format_micros(micros_of(cell)),
-                "events": int(cell["events"]),
-            }
+            if type_ is None or text[PERIOD_BYTES:] == type_:
+                yield {"period": text[:PERIOD_BYTES], "type": text[PERIOD_BYTES:], **_sum_json(value)}
 
-    def period_json(self, period: Period) -> dict[str, object] | None:
-        """Where a period stands."""
-        cell = self._snapshot.cell("periods", period.encode())
-        if cell is None or self.record is None:
+    def types_of_days(self, first: date, last: date, *, by_day: bool, type_: str | None = None) -> list[Json]:
+        """Totals by type over a range of days, both included; one for each day if asked to."""
+        sums: dict[tuple[str, str], tuple[int, int]] = {}
+        for key, value in self._snapshot.scan("days", b"", after=str(first).encode()):
+            text = key.decode()
+            day, name = text[:DAY_BYTES], text[DAY_BYTES:]
+            if day > str(last):
+                break
+            if type_ is not None and name != type_:
+                continue
+            micros, events, _ = read_cell(value)
+            at = (day if by_day else "", name)
+            known = sums.get(at, (0, 0))
+            sums[at] = (known[0] + micros, known[1] + events)
+        return [
+            {**({"day": day} if by_day else {}), "type": name, "total": format_micros(micros), "events": events}
+            for (day, name), (micros, events) in sorted(sums.items())
+        ]
+
+    def period_json(self, period: Period, currency: str) -> Json | None:
+        """Where a period stands, in the shape that `opentab periods` prints, and how complete each partition is."""
+        value = self._snapshot.get("periods", period.encode())
+        record = self.moment.record
+        if value is None or record is None:
             return None
-        status = self.status(period)
-        end_us = self._calendar.end_us(period)
-        waits = missing(status, end_us, self.record)
+        calendar, status = self.moment.calendar, self.moment.status(period)
+        end_us = calendar.end_us(period)
+        waits = missing(status, end_us, record)
+        facts = facts_of(self._snapshot, period)
+        micros, events, last_us = read_cell(value)
         return {
             "period": period,
             "status": status,
-            "start": format_us(self._calendar.start_us(period)),
+            "start": format_us(calendar.start_us(period)),
             "end": format_us(end_us),
-            "total": format_micros(micros_of(cell)),
-            "events": int(cell["events"]),
-            "last_event": format_us(int(cell["last_us"])),
+            "total": format_micros(micros),
+            "customers": facts.customers,
+            "events": events,
+            "last_event": format_us(last_us),
+            "invoices": facts.invoices,
+            "revisions": facts.revisions,
+            "invoiced": format_minor(int(facts.invoiced_minor), currency),
+            "closed_at": format_us(facts.closed_us),
+            "closed_position": facts.closed_position,
+            "revised_at": format_us(facts.revised_us),
             "missing": waits.as_json() if waits else None,
+            "partitions": partitions_json(record, end_us),
         }
 
-    def customers(
-        self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100
-    ) -> Iterator[dict[str, object]]:
+    def customers(self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100) -> list[Json]:
         """The customers of a period whose names begin with a prefix, in order, a page at a time."""
+        if period <= self.moment.cold_upto:
+            names = (t for t in self._old_customers(period) if t["customer"].startswith(prefix))
+            return list(islice((t for t in names if after is None or _key(t) > after.encode()), limit))
         begin = f"{period}{prefix}".encode()
         behind = None if after is None else f"{period}{after}".encode()
-        for count, (key, value) in enumerate(self._snapshot.scan("customers", begin, after=behind)):
-            if count == min(limit, LIST_MAX):
-                return
-            cell = np.frombuffer(value, CELL)[0]
-            yield {
-                "customer": key[PERIOD_BYTES:].decode(),
-                "total": format_micros(micros_of(cell)),
-                "events": int(cell["events"]),
-                "last_event": format_us(int(cell["last_us"])),
-            }
+        scanned = self._snapshot.scan("customers", begin, after=behind)
+        return [_customer_json(key, value) for key, value in islice(scanned, min(limit, LIST_MAX))]
 
-    def top_customers(self, period: Period, *, limit: int = 100) -> list[dict[str, object]]:
+    def top_customers(self, period: Period, *, limit: int = 100) -> list[Json]:
         """The customers of a period with the largest totals, the largest first."""
+        if period <= self.moment.cold_upto:
+            found = self._old_customers(period)
+            return nsmallest(limit, found, key=lambda t: (-_micros(t["total"]), _key(t)))
         known = self._snapshot.get("tops", period.encode())
         if known is None:
             return []
-        found = []
-        for customer, micros in msgspec.json.decode(known, type=Tops).ordered()[:limit]:
-            cell = self._snapshot.cell("customers", f"{period}{customer}".encode())
-            assert cell is not None
-            found.append(
-                {
-                    "customer": customer,
-                    "total": format_micros(micros),
-                    "events": int(cell["events"]),
-                    "last_event": format_us(int(cell["last_us"])),
-                }
-            )
+        tops = msgspec.json.decode(known, type=Tops)
+        keys = [f"{period}{customer}".encode() for customer, _ in tops.ordered()[:limit]]
+        return [_customer_json(key, value) for key in keys if (value := self._snapshot.get("customers", key))]
+
+    def _old_customers(self, period: Period) -> Iterator[Json]:
+        self.source = LEDGER
+        for total in self._archive.totals(period=period):
+            yield {
+                "customer": total.customer,
+                "total": format_micros(total.amount_micros),
+                "events": total.event_count,
+                "last_event": format_us(total.last_us),
+            }
+
+    def invoices(self, customer: str, period: Period | None = None) -> list[Json]:
+        """All revisions of a customer's invoices, of all periods or of one."""
+        cold, found = self.moment.cold_upto, []
+        if cold and (period is None or period <= cold):
+            self.source = LEDGER
+            issued = self.moment.meta.invoices_position if self.moment.meta else 0
+            archived = map(msgspec.json.decode, self._archive.invoices(customer, period=period))
+            found += [i for i in archived if i["period"] <= cold and i["position"] <= issued]
+        for hot in self.moment.periods if period is None else [period]:
+            if hot > cold:
+                prefix = f"{hot}{customer}{SEPARATOR}".encode()
+                found += [msgspec.json.decode(value) for _, value in self._snapshot.scan("invoices", prefix)]
         return found
 
-    def invoices(self, period: Period, customer: str) -> list[dict[str, object]]:
-        """All revisions of a customer's invoice for a period."""
-        prefix = f"{period}{customer}{SEPARATOR}".encode()
-        return [msgspec.json.decode(value) for _, value in self._snapshot.scan("invoices", prefix)]
+
+def _sum_json(value: bytes) -> Json:
+    micros, events, _ = read_cell(value)
+    return {"total": format_micros(micros), "events": events}
+
+
+def _customer_json(key: bytes, value: bytes) -> Json:
+    cells, last_us = read_row(value)
+    return {
+        "customer": key[PERIOD_BYTES:].decode(),
+        "total": format_micros(sum(micros for micros, _ in cells)),
+        "events": sum(events for _, events in cells),
+        "last_event": format_us(last_us),
+    }
+
+
+def _key(total: Json) -> bytes:
+    return str(total["customer"]).encode()
+
+
+def _micros(text: str) -> int:
+    return int(text.replace(".", ""))

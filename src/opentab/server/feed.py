@@ -7,10 +7,11 @@ is kept for it.
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
+import msgspec
 from prometheus_client import Gauge
 
 from opentab.errors import ReplicaError
@@ -26,34 +27,45 @@ Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to 
 class Feed:
     """Tells all streams of one process when the replica has moved on: one look for all of them."""
 
-    def __init__(self, reader: Reader, streams: Gauge) -> None:
+    def __init__(self, reader: Reader, streams: Gauge, *, per_token_max: int) -> None:
         self._reader = reader
         self._streams = streams
+        self._per_token_max = per_token_max
         self._moved = asyncio.Condition()
         self._at = (0, 0)
         self._task: asyncio.Task[None] | None = None
-        self.open_streams = 0
+        self._open: Counter[str | None] = Counter()  # by the token that opened them
 
-    async def stream(self, look: Look, *, last_seen: int | None) -> AsyncIterator[str]:
+    def has_room(self, holder: str | None) -> bool:
+        """Whether one more stream may be opened, by the holder of this token."""
+        if self._open.total() >= STREAMS_MAX:
+            return False
+        return holder is None or self._open[holder] < self._per_token_max
+
+    async def stream(self, look: Look, *, last_seen: int | None, holder: str | None = None) -> AsyncIterator[bytes]:
         """The messages of one stream; `last_seen` is the position that the reader has from before."""
-        self.open_streams += 1
+        self._open[holder] += 1
         self._streams.inc()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
             sent: object = None
             known = self._at
-            yield "retry: 1000\n\n"
+            yield b"retry: 1000\n\n"
             while True:
-                position, answer, state = look()
-                if state != sent and not (sent is None and last_seen is not None and last_seen >= position):
-                    yield f"id: {position}\nevent: totals\ndata: {json.dumps(answer, ensure_ascii=False)}\n\n"
-                sent = state
+                # A replica that is made anew says nothing for a while; then it has moved on.
+                with suppress(ReplicaError):
+                    position, answer, state = look()
+                    if state != sent and not (sent is None and last_seen is not None and last_seen >= position):
+                        yield b"id: %d\nevent: totals\ndata: %s\n\n" % (position, msgspec.json.encode(answer))
+                    sent = state
                 known, alive = await self._wait(known)
                 if not alive:
-                    yield ": alive\n\n"
+                    yield b": alive\n\n"
         finally:
-            self.open_streams -= 1
+            self._open[holder] -= 1
+            if not self._open[holder]:
+                del self._open[holder]
             self._streams.dec()
 
     async def _wait(self, known: tuple[int, int]) -> tuple[tuple[int, int], bool]:
@@ -65,7 +77,7 @@ class Feed:
         return known, False
 
     async def _watch(self) -> None:
-        while self.open_streams:
+        while self._open:
             with suppress(ReplicaError):
                 with self._reader.read() as snapshot:
                     meta = snapshot.meta()

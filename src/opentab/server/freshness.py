@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
-import msgspec
+from opentab.heartbeat import Heartbeat, read_heartbeat
+from opentab.server.moment import Moment
 
-from opentab.heartbeat import Heartbeat
-from opentab.periods import format_us
-from opentab.records import BatchRecord
-from opentab.replica.store import Meta
+LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,38 +18,54 @@ class Freshness:
 
     position: int
     invoices_position: int
-    watermark_us: int | None
-    as_of_us: int | None  # when that batch was committed
+    watermark: str | None
+    as_of: str | None  # when that batch was committed
     staleness_ms: int | None  # None: nothing is known of the log yet
 
     def as_json(self) -> dict[str, object]:
         return {
             "position": self.position,
             "invoices_position": self.invoices_position,
-            "watermark": format_us(self.watermark_us),
-            "as_of": format_us(self.as_of_us),
+            "watermark": self.watermark,
+            "as_of": self.as_of,
             "staleness_ms": self.staleness_ms,
         }
 
 
-def freshness_of(meta: Meta | None, heartbeat: Heartbeat | None, now_us: int) -> Freshness:
+class Pulse:
+    """The pipeline's heartbeat, looked at again after some milliseconds and not for every answer."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._seen: Heartbeat | None = None
+        self._looked = 0.0
+
+    def beat(self) -> Heartbeat | None:
+        now = time.monotonic()
+        if now - self._looked > LOOK_SECONDS:
+            self._seen = read_heartbeat(self._ledger)
+            self._looked = now
+        return self._seen
+
+
+def freshness_of(moment: Moment, heartbeat: Heartbeat | None, now_us: int) -> Freshness:
     """How fresh a replica's answer is at this moment.
 
     It is known to be caught up with the log at the last moment at which the pipeline had read all of it,
     if the replica has all that the pipeline had committed by then; else when its own batch was committed.
     """
-    if meta is None or meta.record is None:
+    meta, record = moment.meta, moment.record
+    if meta is None or record is None:
         caught_up_us = heartbeat.caught_up_us if heartbeat and heartbeat.position == 0 else None
         return Freshness(0, 0, None, None, _age_ms(caught_up_us, now_us))
-    record = msgspec.json.decode(meta.record, type=BatchRecord)
     caught_up_us = record.committed_us
     if heartbeat is not None and heartbeat.caught_up_us is not None and meta.position >= heartbeat.position:
         caught_up_us = max(caught_up_us, heartbeat.caught_up_us)
     return Freshness(
         position=meta.position,
         invoices_position=meta.invoices_position,
-        watermark_us=record.watermark_us,
-        as_of_us=record.committed_us,
+        watermark=moment.watermark,
+        as_of=moment.as_of,
         staleness_ms=_age_ms(caught_up_us, now_us),
     )
 

@@ -12,6 +12,7 @@ from opentab.server.tokens import Gate, Token, TokenRefused, may
 
 PUBLIC = (["healthz"], ["readyz"], ["openapi.json"])
 CHALLENGE = {"www-authenticate": "Bearer"}
+TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 
 
 class LoopbackOnly:
@@ -46,7 +47,8 @@ class TokensOnly:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: dict[str, Any], parts: list[str]) -> Any:
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        asked = scope.get("query_string", b"")
+        query = parse_qs(asked.decode("latin-1"), keep_blank_values=True) if asked else {}
         text = _header(scope, b"authorization")
         kind, _, token_text = text.partition(" ")
         if kind.lower() != "bearer":
@@ -63,6 +65,7 @@ class TokensOnly:
         customer = customers[0] if len(customers) == 1 else None
         if not may(token, scope["method"], parts, customer):
             return problem(403, f"a token of the role {token.role} may not do that")
+        scope[TOKEN_ID] = token.id
         return None
 
 

@@ -32,6 +32,10 @@ GATHER_SECONDS = 0.004  # how long a segment waits for company
 class Overloaded(Exception):
     """The log cannot take more right now."""
 
+    def __init__(self, status: int, fact: str) -> None:
+        super().__init__(fact)
+        self.status = status  # 429: send more slowly; 503: it is not up to you
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -91,10 +95,10 @@ class Intake:
         """Raise Overloaded if the pipeline is far behind or the disk nearly full."""
         heartbeat = read_heartbeat(self._home.ledger_path)
         if heartbeat is not None and heartbeat.unread_segments > UNREAD_SEGMENTS_MAX:
-            raise Overloaded(f"the pipeline is {heartbeat.unread_segments:,} segments behind")
+            raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} segments behind")
         place = self._home.log_path if self._home.log_path.exists() else self._home.path
         if shutil.disk_usage(place).free < FREE_BYTES_MIN:
-            raise Overloaded("the disk of the log is nearly full")
+            raise Overloaded(503, "the disk of the log is nearly full")
 
     def close(self) -> None:
         """Write what is waiting, and end."""

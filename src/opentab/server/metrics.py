@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from opentab.heartbeat import Heartbeat
 from opentab.records import BatchRecord
-from opentab.replica.store import Meta
+from opentab.replica.trouble import Trouble
 from opentab.server.asgi_name import DIRECTORY_VARIABLE
 from opentab.server.freshness import freshness_of
+from opentab.server.moment import Moment
 from opentab.server.paths import App
 
 SECOND_US = 1_000_000
@@ -72,10 +72,15 @@ class Timed:
 class LedgerCollector:
     """What the journal, the replica and the heartbeat say at this moment."""
 
-    def __init__(self, meta: Meta | None, heartbeat: Heartbeat | None, now_us: int) -> None:
-        self._meta = meta
+    def __init__(
+        self, moment: Moment | None, heartbeat: Heartbeat | None, now_us: int, trouble: Trouble | None = None
+    ) -> None:
+        self._moment = moment
+        self._meta = moment.meta if moment else None
+        self._record = moment.record if moment else None
         self._heartbeat = heartbeat
         self._now_us = now_us
+        self._trouble = trouble
 
     def collect(self) -> Iterator[Metric]:
         yield from self._pipeline()
@@ -88,19 +93,28 @@ class LedgerCollector:
             yield gauge("journal_position", "The last batch of the journal", beat.position)
             yield gauge("unread_segments", "Segments of the log that are not in the journal", beat.unread_segments)
             yield gauge("invoices_position", "All that was due up to this batch was issued", beat.invoices_position)
-        record = self._record()
-        if record is None or self._meta is None:
+        record, meta = self._record, self._meta
+        if record is None or meta is None:
             return
-        steps = GaugeMetricFamily("opentab_batch_seconds", "What the last batch spent on what", labels=["step"])
+        last = GaugeMetricFamily("opentab_batch_seconds", "What the last batch spent on what", labels=["step"])
         for step, took_ms in record.steps_ms.items():
+            last.add_metric([step], took_ms / 1000)
+        last.add_metric(["all"], (record.committed_us - record.started_us) / SECOND_US)
+        yield last
+        steps = CounterMetricFamily("opentab_batch_step_seconds", "What all batches spent on what", labels=["step"])
+        for step, took_ms in meta.steps_ms.items():
             steps.add_metric([step], took_ms / 1000)
-        steps.add_metric(["all"], (record.committed_us - record.started_us) / SECOND_US)
         yield steps
+        yield gauge("batch_events", "Events of the last batch", record.event_count)
         yield gauge("batch_input_bytes", "Bytes of the log in the last batch", record.input_bytes)
+        yield gauge("batch_segments", "Segments of the log in the last batch", segments_of(record))
+        yield gauge("batch_files", "Files that the last batch added to the ledger", record.file_count)
         yield gauge("batch_entries", "Entries of the last batch", record.entry_rows)
-        yield counter("events", "Events that were billed", self._meta.events)
+        yield counter("batches", "Batches that were billed", meta.position)
+        yield counter("events", "Events that were billed", meta.events)
+        yield counter("input_bytes", "Bytes of the log that were read", meta.input_bytes)
         rejected = CounterMetricFamily("opentab_rejections", "Inputs that could not be billed", labels=["reason"])
-        for reason, count in sorted(self._meta.rejections.items()):
+        for reason, count in sorted(meta.rejections.items()):
             rejected.add_metric([reason], count)
         yield rejected
         if record.watermark_us is not None:
@@ -114,16 +128,28 @@ class LedgerCollector:
         if self._heartbeat is not None:
             behind = max(0, self._heartbeat.position - position)
             yield gauge("replica_lag_batches", "Batches that the replica has not folded yet", behind)
-        staleness_ms = freshness_of(self._meta, self._heartbeat, self._now_us).staleness_ms
+        yield gauge("replica_in_trouble", "1 if the replica does not go on", 1 if self._trouble else 0)
+        if self._moment is None:
+            return
+        staleness_ms = freshness_of(self._moment, self._heartbeat, self._now_us).staleness_ms
         if staleness_ms is not None:
             yield gauge("staleness_seconds", "Since answers were caught up with the log", staleness_ms / 1000)
+        if self._record is not None:
+            yield gauge("replica_lag_seconds", "Since the replica's last batch was committed", self._lag())
 
-    def _record(self) -> BatchRecord | None:
-        text = self._meta.record if self._meta else None
-        return msgspec.json.decode(text, type=BatchRecord) if text else None
+    def _lag(self) -> float:
+        """How old the replica's last batch is while there are later ones."""
+        assert self._record is not None
+        behind = self._heartbeat is not None and self._heartbeat.position > self._record.batch
+        return self._age(self._record.committed_us) if behind else 0.0
 
     def _age(self, at_us: int) -> float:
         return (self._now_us - at_us) / SECOND_US
+
+
+def segments_of(record: BatchRecord) -> int:
+    """How many segments of the log a batch took."""
+    return sum(last - first + 1 for first, last in record.taken.values())
 
 
 def gauge(name: str, documentation: str, value: float) -> Metric:

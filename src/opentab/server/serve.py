@@ -5,11 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from opentab.config import Home
 from opentab.errors import ConfigError, InputError
@@ -17,15 +21,28 @@ from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, TARGET
 from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
+RESTART_SECONDS_MAX = 60.0
+HEADERS_BYTES_MAX = 64 * 1024  # beyond this a connection is not even read
 
 
-def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A certificate chain and its private key."""
+
+    cert: Path
+    key: Path
+
+
+def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, say: Callable[[str], None]) -> None:
     """Answer until a signal comes."""
     from granian import Granian
-    from granian.constants import Interfaces
+    from granian.constants import Interfaces, Loops
+    from granian.http import HTTP1Settings
     from granian.log import LogLevels
 
     check_address(host, has_key=read_key(home) is not None)
+    if tls is not None:
+        check_tls(tls)
     check_free(host, port)
     os.environ[HOME_VARIABLE] = str(home.path)
     counted = tempfile.TemporaryDirectory(prefix="opentab-metrics-")
@@ -38,11 +55,16 @@ def serve(home: Home, *, host: str, port: int, workers: int, say: Callable[[str]
         port=port,
         interface=Interfaces.ASGI,
         workers=workers,
+        loop=Loops.uvloop,
+        http1_settings=HTTP1Settings(max_buffer_size=HEADERS_BYTES_MAX),
+        ssl_cert=tls.cert if tls else None,
+        ssl_key=tls.key if tls else None,
         log_level=LogLevels.warning,
         respawn_failed_workers=True,
         websockets=False,
     )
-    say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/periods answers from a replica of {home.path}")
+    scheme = "https" if tls else "http"
+    say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/periods answers from a replica of {home.path}")
     try:
         server.serve()
     finally:
@@ -70,12 +92,17 @@ class FollowerProcess:
 
     def _keep(self) -> None:
         command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path)]
+        pause = RESTART_SECONDS
         while not self._stopping.is_set():
+            began = time.monotonic()
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             if self._stopping.is_set():
                 self._process.terminate()
             self._process.wait()
-            self._stopping.wait(RESTART_SECONDS)
+            # One that stops again and again is started less and less often: what stopped it is in the ledger.
+            lived = time.monotonic() - began
+            pause = RESTART_SECONDS if lived > RESTART_SECONDS_MAX else min(2 * pause, RESTART_SECONDS_MAX)
+            self._stopping.wait(pause)
 
 
 def check_address(host: str, *, has_key: bool) -> None:
@@ -91,6 +118,22 @@ def check_address(host: str, *, has_key: bool) -> None:
             f"server.host {host!r} can be reached from other machines, and there is no key to check tokens with",
             hint="opentab token key makes one; or listen on 127.0.0.1",
         )
+
+
+def check_tls(tls: Tls) -> None:
+    """Say before anything starts that a certificate or its key is no good."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for path in (tls.cert, tls.key):
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{path} cannot be read", hint="give PEM files with --tls-cert and --tls-key")
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(
+            f"{tls.cert} and {tls.key} are no certificate and its key: {reason}",
+            hint="give a PEM certificate chain and its private key without a password",
+        ) from error
 
 
 def check_free(host: str, port: int) -> None:

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 
 import jwt
@@ -27,6 +28,7 @@ from opentab.errors import ConfigError, InputError
 ALGORITHM = "HS256"
 KEY_VARIABLE = "OPENTAB_KEY"
 KEY_BYTES_MIN = 32
+CHECKED_MAX = 10_000
 
 
 class Role(StrEnum):
@@ -97,23 +99,38 @@ class Gate:
     def __init__(self, key: bytes, revoked_path: Path) -> None:
         self._key = key
         self._revoked = Revoked(revoked_path)
+        # Signatures that were checked before: by a hash, so that finding one tells nothing about another.
+        self._checked: dict[bytes, tuple[Token, int]] = {}
 
     def check(self, text: str) -> Token:
         """The token, or TokenRefused."""
+        digest = sha256(text.encode()).digest()
+        known = self._checked.get(digest)
+        if known is None:
+            if len(self._checked) >= CHECKED_MAX:
+                self._checked.clear()
+            known = self._checked[digest] = self._decode(text)
+        token, expires = known
+        if time.time() >= expires:
+            raise TokenRefused("the token has expired")
+        if self._revoked.holds(token.id):
+            raise TokenRefused("the token was revoked")
+        return token
+
+    def _decode(self, text: str) -> tuple[Token, int]:
         try:
             claims = jwt.decode(
                 text, self._key, algorithms=[ALGORITHM], options={"require": ["exp", "iat", "jti", "role"]}
             )
             token = Token(str(claims["jti"]), Role(claims["role"]), claims.get("sub"))
+            expires = int(claims["exp"])
         except jwt.ExpiredSignatureError:
             raise TokenRefused("the token has expired") from None
         except (jwt.PyJWTError, ValueError):
             raise TokenRefused("the token is not one of ours") from None
         if (token.role is Role.CUSTOMER) != (token.customer is not None):
             raise TokenRefused("the token is not one of ours")
-        if self._revoked.holds(token.id):
-            raise TokenRefused("the token was revoked")
-        return token
+        return token, expires
 
 
 class Revoked:

@@ -1,0 +1,38 @@
+"""What a replica has left to the ledger: periods that are final and no longer kept hot.
+
+They never change again, so it does not matter that the ledger is further than the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opentab.config import Home
+from opentab.ledger.billed import connect
+from opentab.ledger.invoices import Invoices
+from opentab.ledger.journal import Journal
+from opentab.ledger.statement import statement_texts
+from opentab.ledger.totals import Total, customer_totals
+from opentab.periods import Period
+
+
+class Archive:
+    """The totals and invoices of a home's old periods."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def totals(self, *, period: Period | None = None, customer: str | None = None) -> Iterator[Total]:
+        """By period and customer, in that order."""
+        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        return customer_totals(journal, self._home.calendar, period=period, customer=customer)
+
+    def invoices(self, customer: str, *, period: Period | None = None) -> list[str]:
+        """All revisions of a customer's invoices, as JSON."""
+        invoices = Invoices.open(self._home.ledger_path)
+        if invoices is None:
+            return []
+        with connect(threads=1) as connection:
+            currency = self._home["billing.currency"]
+            rows = invoices.rows(period=period)
+            return list(statement_texts(connection, rows, currency=currency, customer=customer, all_revisions=True))

@@ -1,0 +1,206 @@
+"""Where questions are asked: one snapshot an answer, and with it how fresh it is. Knows no framework."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import msgspec
+
+from opentab.config import Home
+from opentab.errors import ReplicaError
+from opentab.ledger.journal import Journal
+from opentab.ledger.usage import usage
+from opentab.replica.reader import Reader
+from opentab.replica.store import Snapshot
+from opentab.replica.trouble import Trouble, read_trouble
+from opentab.server.answers import LEDGER, Answers
+from opentab.server.archive import Archive
+from opentab.server.freshness import Freshness, Pulse, freshness_of
+from opentab.server.metrics import LedgerCollector
+from opentab.server.moment import Moment
+from opentab.server.problem import Problem
+
+READY_STALENESS_MS_MAX = 10_000
+WAIT_SECONDS_MAX = 5.0
+WAIT_STEP_SECONDS = 0.01
+RETRY = {"retry-after": "1"}
+JSON = "application/json"
+MILLISECOND_NS = 1_000_000
+
+Ask = Callable[[Answers], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a caller asks of an answer besides its content."""
+
+    staleness_max_ms: float | None = None
+    seen: str | None = None  # the tags of answers that it has
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """A range of days, and how to group it."""
+
+    first: date
+    last: date
+    group: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return {"from": str(self.first), "to": str(self.last)}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, ready to be sent."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write an answer down."""
+
+    media: str
+    write: Callable[[dict[str, Any]], bytes]
+    headers: dict[str, str]
+
+
+AS_JSON = Form(JSON, msgspec.json.encode, {})
+
+
+class Desk:
+    """Answers questions from the home's replica."""
+
+    def __init__(self, home: Home, reader: Reader) -> None:
+        self.home = home
+        self._reader = reader
+        self._archive = Archive(home)
+        self._pulse = Pulse(home.ledger_path)
+        self._moment: Moment | None = None
+
+    def answer(self, ask: Ask, conditions: Conditions = Conditions(), form: Form = AS_JSON) -> Reply:  # noqa: B008
+        """Ask one snapshot; 304 if the caller has seen it, a problem if there is nothing or it is too old."""
+        with self._reader.read() as snapshot:
+            answers = self._answers(snapshot)
+            fresh = self._freshness(answers.moment)
+            limit = conditions.staleness_max_ms
+            if limit is not None and (fresh.staleness_ms is None or fresh.staleness_ms > limit):
+                raise Problem(503, "the answer is older than that", headers=RETRY, more=fresh.as_json())
+            headers = _headers(fresh, form)
+            if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
+                return Reply(304, b"", headers)
+            found = ask(answers)
+        if found is None:
+            raise Problem(404, "nothing was billed there", more=fresh.as_json())
+        body = found if isinstance(found, dict) else {"items": found}
+        # An invoice has a position of its own; that of the answer is in the headers then.
+        return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
+
+    def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
+        """The position, an answer with how fresh it is, and the answer alone."""
+        with self._reader.read() as snapshot:
+            answers = self._answers(snapshot)
+            fresh = self._freshness(answers.moment)
+            found = ask(answers)
+        return fresh.position, {**found, **fresh.as_json()}, found
+
+    def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
+        """What a customer used in a range of days, from the ledger, at the replica's own position."""
+        answers.source = LEDGER
+        rows = usage(
+            Journal.open(self.home.ledger_path, self.home.identity),
+            upto=answers.moment.place.position,
+            first=days.first,
+            last=days.last,
+            group=days.group,
+            customer=customer,
+        )
+        return {"customer": customer, **days.as_json(), "items": list(rows)}
+
+    async def wait_for(self, position: int) -> None:
+        """Wait a little until the replica is there; a problem if it is not."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while True:
+            with self._reader.read() as snapshot:
+                meta = snapshot.meta()
+            at = meta.position if meta else 0
+            if at >= position:
+                return
+            if time.monotonic() > deadline:
+                raise Problem(503, f"position {position} is not there yet, but {at}", headers=RETRY)
+            await asyncio.sleep(WAIT_STEP_SECONDS)
+
+    def trouble(self) -> Trouble | None:
+        """What keeps the follower from going on, if anything."""
+        return read_trouble(self.home.replica_path)
+
+    def ledger_metrics(self) -> LedgerCollector:
+        """What the ledger and the replica say to operators."""
+        moment = None
+        with suppress(ReplicaError), self._reader.read() as snapshot:
+            moment = self._answers(snapshot).moment
+        return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble())
+
+    def ready(self) -> Freshness:
+        """How fresh the replica is; a problem if it cannot be read, has stopped or is stale."""
+        with self._reader.read() as snapshot:
+            fresh = self._freshness(self._answers(snapshot).moment)
+        trouble = self.trouble()
+        if trouble is not None:
+            raise Problem(503, f"the replica does not go on: {trouble.text}", headers=RETRY, more=fresh.as_json())
+        if fresh.staleness_ms is None:
+            raise Problem(503, "no pipeline has ever run here", headers=RETRY, more=fresh.as_json())
+        if fresh.staleness_ms > READY_STALENESS_MS_MAX:
+            raise Problem(503, self._why_stale(fresh), headers=RETRY, more=fresh.as_json())
+        return fresh
+
+    def _why_stale(self, fresh: Freshness) -> str:
+        beat = self._pulse.beat()
+        age = f"the answers are {(fresh.staleness_ms or 0) / 1000:.0f} s old"
+        if beat is None or (_now_us() - beat.at_us) / 1000 > READY_STALENESS_MS_MAX:
+            return f"{age}: the pipeline gives no sign of life"
+        if beat.position > fresh.position:
+            return f"{age}: the replica is {beat.position - fresh.position} batches behind"
+        return f"{age}: the pipeline is {beat.unread_segments} segments behind"
+
+    def _answers(self, snapshot: Snapshot) -> Answers:
+        moment = self._moment
+        if moment is None or moment.meta is None or moment.meta is not snapshot.meta():
+            moment = self._moment = Moment(snapshot, self.home.calendar)
+        return Answers(snapshot, moment, self._archive)
+
+    def _freshness(self, moment: Moment) -> Freshness:
+        return freshness_of(moment, self._pulse.beat(), _now_us())
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _has_seen(tags: str, etag: str) -> bool:
+    known = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
+    return etag in known or "*" in known
+
+
+def _headers(fresh: Freshness, form: Form) -> dict[str, str]:
+    kind = "" if form.media == JSON else f"-{form.media.partition('/')[2]}"
+    return {
+        "content-type": form.media,
+        "etag": f'"{fresh.position}-{fresh.invoices_position}{kind}"',
+        "cache-control": "no-cache",
+        "opentab-position": str(fresh.position),
+        "opentab-invoices-position": str(fresh.invoices_position),
+        "opentab-watermark": fresh.watermark or "",
+        "opentab-as-of": fresh.as_of or "",
+        "opentab-staleness-ms": "" if fresh.staleness_ms is None else str(fresh.staleness_ms),
+        **form.headers,
+    }

@@ -1,0 +1,62 @@
+"""What one request may take: so many bytes of headers, and so much time. Streams have a limit of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from opentab.server.paths import App
+from opentab.server.problem import problem
+
+HEADER_BYTES_MAX = 16 * 1024
+PATH_BYTES_MAX = 8 * 1024
+REQUEST_SECONDS_MAX = 30.0
+STREAM_PATH = "/v1/stream"
+
+
+class Limits:
+    """Refuses headers and paths that are too large, and gives up requests that take too long."""
+
+    def __init__(self, app: App, *, seconds_max: float = REQUEST_SECONDS_MAX) -> None:
+        self._app = app
+        self._seconds_max = seconds_max
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+            await problem(431, f"the headers are larger than {HEADER_BYTES_MAX:,} bytes")(scope, receive, send)
+            return
+        if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > PATH_BYTES_MAX:
+            await problem(414, f"the address is longer than {PATH_BYTES_MAX:,} bytes")(scope, receive, send)
+            return
+        if scope["path"] == STREAM_PATH:
+            await self._app(scope, receive, send)
+            return
+        await self._in_time(scope, receive, send)
+
+    async def _in_time(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        started = complete = False
+
+        async def sent(message: dict[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        async def received() -> Any:
+            nonlocal complete
+            message = await receive()
+            complete = complete or not message.get("more_body", False)
+            return message
+
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                await self._app(scope, received, sent)
+        except TimeoutError:
+            if started:
+                raise
+            slow_body = scope["method"] == "POST" and not complete
+            status, what = (408, "the body took") if slow_body else (503, "the answer takes")
+            refusal = problem(status, f"{what} longer than {self._seconds_max:.0f} s", headers={"retry-after": "5"})
+            await refusal(scope, receive, send)

@@ -1,0 +1,82 @@
+"""/v1/customers: who owes how much."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Response
+
+from opentab.server.answers import LIST_MAX, Answers
+from opentab.server.asked import (
+    CustomerPart,
+    FirstDay,
+    LastDay,
+    PeriodPart,
+    PeriodQuery,
+    conditions_of,
+    customer_named,
+    days_of,
+    period_named,
+    sent,
+)
+from opentab.server.desk import Conditions, Desk
+from opentab.server.problem import Problem
+from opentab.server.shapes import ANSWER_PROBLEMS, Customer, Customers, Total, Usage
+
+
+def add_routes(api: FastAPI, desk: Desk) -> None:
+    asking = conditions_of(desk)
+
+    @api.get("/v1/customers", response_model=Customers, responses=ANSWER_PROBLEMS, tags=["totals"])
+    def customers(
+        period: PeriodQuery = None,
+        prefix: Annotated[str, Query(max_length=256, description="names that begin like this")] = "",
+        after: Annotated[str | None, Query(max_length=256, description="the last customer of the page before")] = None,
+        limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = 100,
+        order: Annotated[
+            Literal["customer", "-total"], Query(description="by name, or the largest totals")
+        ] = "customer",
+        conditions: Conditions = asking,
+    ) -> Response:
+        """The customers of a period by name, a page at a time, or those with the largest totals."""
+        if order == "-total" and (prefix or after is not None):
+            raise Problem(422, "the largest totals come in one page, without prefix and after")
+        wanted = None if period is None else period_named(period)
+
+        def ask(answers: Answers) -> Any:
+            of = wanted or answers.moment.current_period
+            if of is None:
+                items = []
+            elif order == "-total":
+                items = answers.top_customers(of, limit=limit)
+            else:
+                items = answers.customers(of, prefix=prefix, after=after, limit=limit)
+            return {"period": of, "items": items}
+
+        return sent(desk.answer(ask, conditions))
+
+    @api.get("/v1/customers/{customer}", response_model=Customer, responses=ANSWER_PROBLEMS, tags=["totals"])
+    def customer(customer: CustomerPart, conditions: Conditions = asking) -> Response:
+        """The current period's running total, the other open periods, and the last closed ones."""
+        name = customer_named(customer)
+        return sent(desk.answer(lambda answers: answers.at_a_glance(name), conditions))
+
+    @api.get(
+        "/v1/customers/{customer}/periods/{period}", response_model=Total, responses=ANSWER_PROBLEMS, tags=["totals"]
+    )
+    def customer_period(customer: CustomerPart, period: PeriodPart, conditions: Conditions = asking) -> Response:
+        """One period of a customer, open or closed."""
+        name, of = customer_named(customer), period_named(period)
+        return sent(desk.answer(lambda answers: answers.total_json(of, name), conditions))
+
+    @api.get("/v1/customers/{customer}/usage", response_model=Usage, responses=ANSWER_PROBLEMS, tags=["totals"])
+    def customer_usage(
+        customer: CustomerPart,
+        first: FirstDay = None,
+        last: LastDay = None,
+        group: Annotated[str, Query(description="day, type or both", examples=["day,type"])] = "",
+        conditions: Conditions = asking,
+    ) -> Response:
+        """Totals of a customer over any range of days, across months, grouped as asked."""
+        name, days = customer_named(customer), days_of(first, last, group)
+        return sent(desk.answer(lambda answers: desk.usage(answers, days, name), conditions))

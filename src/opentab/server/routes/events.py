@@ -1,0 +1,64 @@
+"""/v1/events: what comes in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from opentab.errors import OpentabError
+from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
+from opentab.server.problem import Problem
+from opentab.server.shapes import EVENT_BODY, EVENT_PROBLEMS, Taken
+
+EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
+RETRY = {"retry-after": "5"}
+
+
+def add_routes(api: FastAPI, intake: Intake) -> None:
+    @api.post(
+        "/v1/events",
+        status_code=202,
+        response_model=Taken,
+        responses=EVENT_PROBLEMS,
+        openapi_extra=EVENT_BODY,
+        tags=["events"],
+    )
+    async def events(request: Request) -> Response:
+        """Put one event or up to 10,000 into the log; answered once they are durable."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media not in EVENT_MEDIA:
+            raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
+        try:
+            lines = split(await _body(request))
+        except ValueError as error:
+            raise Problem(400, f"the body is not JSON: {error}") from None
+        if len(lines) > EVENTS_MAX:
+            raise Problem(413, f"{len(lines):,} events are too many: send up to {EVENTS_MAX:,} at a time")
+        try:
+            intake.check_room()
+        except Overloaded as error:
+            raise Problem(error.status, str(error), headers=RETRY) from None
+        verdicts = await run_in_threadpool(intake.judge, lines)
+        accepted = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict.reason is None]
+        if accepted:
+            try:
+                await asyncio.wrap_future(intake.append(accepted))
+            except OpentabError as error:
+                raise Problem(503, error.fact, headers=RETRY) from None
+        body = {"accepted": len(accepted), "results": [verdict.as_json() for verdict in verdicts]}
+        if lines and not accepted:
+            raise Problem(422, "none of the events can be taken", more=body)
+        return JSONResponse(body, status_code=202)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, as long as it is not too large."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > BODY_BYTES_MAX:
+            raise Problem(413, f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+    return bytes(received)

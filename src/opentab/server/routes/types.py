@@ -1,0 +1,62 @@
+"""/v1/types: what was used of which type, by everyone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Response
+
+from opentab.server.answers import Answers
+from opentab.server.asked import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, period_named, sent
+from opentab.server.desk import Conditions, Desk
+from opentab.server.paths import name_of
+from opentab.server.problem import Problem
+from opentab.server.shapes import ANSWER_PROBLEMS, Types
+
+Group = Annotated[str, Query(description="day: one total for each day", examples=["day"])]
+
+
+def add_routes(api: FastAPI, desk: Desk) -> None:
+    asking = conditions_of(desk)
+
+    @api.get("/v1/types", response_model=Types, responses=ANSWER_PROBLEMS, tags=["totals"])
+    def types(
+        period: PeriodQuery = None,
+        first: FirstDay = None,
+        last: LastDay = None,
+        group: Group = "",
+        conditions: Conditions = asking,
+    ) -> Response:
+        """Running totals by type and period, or over a range of days, by the events' own days."""
+        return sent(desk.answer(_question(period, first, last, group), conditions))
+
+    @api.get("/v1/types/{type}", response_model=Types, responses=ANSWER_PROBLEMS, tags=["totals"])
+    def one_type(
+        type: str,
+        period: PeriodQuery = None,
+        first: FirstDay = None,
+        last: LastDay = None,
+        group: Group = "",
+        conditions: Conditions = asking,
+    ) -> Response:
+        """The same of one type."""
+        return sent(desk.answer(_question(period, first, last, group, name_of(type)), conditions))
+
+
+def _question(period: str | None, first: str | None, last: str | None, group: str, type_: str | None = None) -> Any:
+    days = days_of(first, last, group)
+    ranged = first is not None or last is not None or "day" in days.group
+    if ranged and period is not None:
+        raise Problem(422, "ask for a period or for a range of days, not both")
+    of = None if period is None else period_named(period)
+
+    def ask(answers: Answers) -> Any:
+        if ranged:
+            items = answers.types_of_days(days.first, days.last, by_day="day" in days.group, type_=type_)
+        else:
+            items = list(answers.types(of, type_=type_))
+        if type_ is not None and not items:
+            return None
+        return {**(days.as_json() if ranged else {}), "items": items}
+
+    return ask

@@ -1,0 +1,355 @@
+"""What answers look like, for the OpenAPI document. Answers are checked against it by the tests, not as they are sent.
+
+Amounts are texts, exact, and never floats; instants are RFC 3339 in UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Amount = Annotated[str, Field(pattern=r"^-?\d+\.\d{6}$", examples=["12.340000"], description="exact, six decimals")]
+Invoiced = Annotated[str, Field(pattern=r"^-?\d+(\.\d+)?$", examples=["12.34"], description="in the minor unit")]
+Period = Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", examples=["2026-01"])]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", examples=["2026-01-31"])]
+Instant = Annotated[str, Field(examples=["2026-01-31T22:15:04.120Z"])]
+Count = Annotated[int, Field(ge=0, examples=[17])]
+Status = Literal["open", "closed", "final"]
+
+
+class Shape(BaseModel):
+    """A JSON object with these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Fresh(Shape):
+    """What every answer carries."""
+
+    position: Annotated[int, Field(ge=0, examples=[42], description="the last batch that the answer knows")]
+    invoices_position: Annotated[int, Field(ge=0, examples=[42])]
+    watermark: Instant | None
+    as_of: Annotated[Instant | None, Field(description="when that batch was committed")]
+    staleness_ms: Annotated[
+        int | None, Field(examples=[310], description="since the answer was known to be caught up with the log")
+    ]
+
+
+class Answer(Fresh):
+    """An answer, and where it came from."""
+
+    source: Literal["replica", "ledger"]
+
+
+class Adjustment(Shape):
+    """Usage of a final period that is billed in a later one."""
+
+    period: Period
+    type: str
+    amount: Amount
+    events: Count
+
+
+class TotalFields(Shape):
+    """What a customer owes for a period."""
+
+    period: Period
+    customer: Annotated[str, Field(examples=["emma"])]
+    status: Status
+    total: Amount
+    types: Annotated[dict[str, Amount], Field(examples=[{"CALL": "12.340000"}])]
+    adjustments: list[Adjustment]
+    events: Count
+    position: int
+    watermark: Instant | None
+    last_event: Instant | None
+
+
+class Total(TotalFields, Answer):
+    """The same as an answer of its own."""
+
+
+class Customer(Answer):
+    """A customer at a glance."""
+
+    customer: str
+    current: TotalFields | None
+    open: list[TotalFields]
+    closed: list[TotalFields]
+
+
+class CustomerTotal(Shape):
+    """A customer in a list."""
+
+    customer: str
+    total: Amount
+    events: Count
+    last_event: Instant | None
+
+
+class Customers(Answer):
+    """A page of customers."""
+
+    period: Period | None
+    items: list[CustomerTotal]
+
+
+class Used(Shape):
+    """What was used, by day and type where asked."""
+
+    day: Day | None = None
+    type: str | None = None
+    total: Amount
+    events: Count
+
+
+class Usage(Answer):
+    """What a customer used in a range of days."""
+
+    customer: str
+    from_: Annotated[Day, Field(alias="from")]
+    to: Day
+    items: list[Used]
+
+
+class TypeTotal(Shape):
+    """What was used of a type, in a period or in a range of days."""
+
+    period: Period | None = None
+    day: Day | None = None
+    type: str
+    total: Amount
+    events: Count
+
+
+class Types(Answer):
+    """Totals by type."""
+
+    from_: Annotated[Day | None, Field(alias="from")] = None
+    to: Day | None = None
+    items: list[TypeTotal]
+
+
+class InvoiceLine(Shape):
+    """Usage, or an adjustment that names its period."""
+
+    kind: Literal["usage", "adjustment"]
+    period: Period | None = None
+    type: str
+    amount: Amount
+    events: int
+
+
+class InvoiceFields(Shape):
+    """One revision of an invoice."""
+
+    period: Period
+    customer: str
+    revision: Annotated[int, Field(ge=1)]
+    currency: Annotated[str, Field(examples=["EUR"])]
+    total: Invoiced
+    previous_total: Invoiced | None
+    delta: Invoiced
+    lines: list[InvoiceLine]
+    position: int
+    issued_at: Instant
+
+
+class Invoice(InvoiceFields, Answer):
+    """The same as an answer of its own."""
+
+
+class Invoices(Answer):
+    """Invoices with all revisions."""
+
+    items: list[InvoiceFields]
+
+
+class Held(Shape):
+    """A partition that holds a period back."""
+
+    partition: str
+    latest: Instant
+    needed: Instant
+
+
+class Missing(Shape):
+    """What a period waits for."""
+
+    for_: Annotated[Literal["close", "final"], Field(alias="for")]
+    watermark: Instant
+    partitions: list[Held]
+
+
+class Partition(Shape):
+    """How far one partition of the log is."""
+
+    partition: str
+    latest: Instant | None
+    complete_upto: Instant | None
+    complete: bool
+    idle: bool
+    arrived: Instant | None
+
+
+class PeriodFields(Shape):
+    """Where a period stands."""
+
+    period: Period
+    status: Status
+    start: Instant
+    end: Instant
+    total: Amount
+    customers: Count
+    events: Count
+    last_event: Instant | None
+    invoices: Count
+    revisions: Count
+    invoiced: Invoiced
+    closed_at: Instant | None
+    closed_position: int | None
+    revised_at: Instant | None
+    missing: Missing | None
+    partitions: list[Partition]
+
+
+class OnePeriod(PeriodFields, Answer):
+    """The same as an answer of its own."""
+
+
+class Periods(Answer):
+    """All periods."""
+
+    items: list[PeriodFields]
+
+
+class Alive(Shape):
+    status: Literal["alive"]
+
+
+class Ready(Fresh):
+    status: Literal["ready"]
+
+
+class Result(Shape):
+    """What became of one event."""
+
+    accepted: bool
+    reason: Annotated[str | None, Field(examples=["unknown_type"])] = None
+    detail: str | None = None
+
+
+class Taken(Shape):
+    """What became of the events, in the order in which they were sent."""
+
+    accepted: Count
+    results: list[Result]
+
+
+class ProblemShape(BaseModel):
+    """The one shape of all errors (RFC 9457); some say more."""
+
+    model_config = ConfigDict(title="Problem", extra="allow")
+
+    type: str
+    title: Annotated[str, Field(examples=["Not Found"])]
+    status: Annotated[int, Field(examples=[404])]
+    detail: Annotated[str, Field(examples=["nothing was billed there"])]
+
+
+def _problems(**reasons: str) -> dict[int | str, dict[str, Any]]:
+    schema = {"$ref": "#/components/schemas/ProblemShape"}
+    return {
+        int(status.removeprefix("_")): {
+            "description": reason,
+            "content": {"application/problem+json": {"schema": schema}},
+            "model": ProblemShape,
+        }
+        for status, reason in reasons.items()
+    }
+
+
+PROBLEM_503 = _problems(_503="not ready, and why")
+ANSWER_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    304: {"description": "you have this answer already"},
+    **_problems(
+        _401="a token is needed",
+        _403="this token may not",
+        _404="nothing was billed there",
+        _422="a parameter is wrong",
+        _503="the replica is being made, or the answer is older than asked for",
+    ),
+}
+INVOICE_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/csv": {"schema": {"type": "string"}},
+            "text/html": {"schema": {"type": "string"}},
+        }
+    },
+    **ANSWER_PROBLEMS,
+    **_problems(_406="there is no such form of an invoice"),
+}
+STREAM_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    **_problems(
+        _401="a token is needed", _403="this token may not", _422="a parameter is wrong", _429="too many streams",
+        _503="the replica is being made",
+    ),
+}  # fmt: skip
+EVENT_PROBLEMS = _problems(
+    _400="the body is not JSON",
+    _401="a token is needed",
+    _403="this token may not",
+    _408="the body came too slowly",
+    _413="too many events, or too large a body",
+    _415="not one of the media types",
+    _422="none of the events can be taken",
+    _429="the pipeline is too far behind: later",
+    _503="the log cannot take more: later",
+)
+EVENT = {
+    "type": "object",
+    "required": ["time", "customer", "type", "amount"],
+    "properties": {
+        "id": {"type": "string"},
+        "time": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer"}]},
+        "customer": {"type": "string", "minLength": 1, "maxLength": 256},
+        "type": {"type": "string"},
+        "amount": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+        "currency": {"type": "string"},
+    },
+    "example": {
+        "id": "01J9", "time": "2026-01-31T22:15:04.120Z", "customer": "emma", "type": "CALL", "amount": "0.1250",
+    },
+}  # fmt: skip
+CLOUD_EVENT = {
+    "type": "object",
+    "required": ["specversion", "id", "source", "type", "subject", "time", "data"],
+    "properties": {
+        "specversion": {"const": "1.0"},
+        "id": {"type": "string"},
+        "source": {"type": "string"},
+        "type": {"type": "string"},
+        "subject": {"type": "string", "description": "the customer"},
+        "time": {"type": "string", "format": "date-time"},
+        "data": {
+            "type": "object",
+            "required": ["type", "amount"],
+            "properties": {"type": {"type": "string"}, "amount": {"anyOf": [{"type": "string"}, {"type": "number"}]}},
+        },
+    },
+}
+EVENT_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"anyOf": [EVENT, {"type": "array", "maxItems": 10_000, "items": EVENT}]}},
+            "application/cloudevents+json": {"schema": CLOUD_EVENT},
+            "application/cloudevents-batch+json": {
+                "schema": {"type": "array", "maxItems": 10_000, "items": CLOUD_EVENT}
+            },
+        },
+    }
+}
