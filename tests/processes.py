@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -53,16 +54,18 @@ def check_exact(home: Home) -> None:
 
 
 @contextmanager
-def serving(home: Home, *, workers: int = 2, **environment: str) -> Iterator[str]:
+def serving(
+    home: Home, *options: str, workers: int = 2, verify: ssl.SSLContext | bool = True, **environment: str
+) -> Iterator[str]:
     """A real server of a home; yields its address once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", str(workers)]
+    command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", str(workers), *options]
     process = subprocess.Popen(command, start_new_session=True, env={**os.environ, **environment})
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'http' if verify is True else 'https'}://127.0.0.1:{port}"
     try:
-        wait_for(lambda: answers(url), "the server answered")
+        wait_for(lambda: answers(url, verify), "the server answered")
         yield url
     finally:
         process.terminate()
@@ -73,9 +76,9 @@ def serving(home: Home, *, workers: int = 2, **environment: str) -> Iterator[str
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def answers(url: str) -> bool:
+def answers(url: str, verify: ssl.SSLContext | bool = True) -> bool:
     try:
-        return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+        return httpx.get(f"{url}/healthz", timeout=5, verify=verify).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -47,6 +47,7 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+@lru_cache(maxsize=8_192)
 def format_us(us: int | None) -> str | None:
     """RFC 3339 in UTC with milliseconds, the one way we print an instant."""
     if us is None:

@@ -47,7 +47,8 @@ class Total:
 
     @property
     def amount_micros(self) -> int:
-        return sum(self.types.values()) + sum(a.amount_micros for a in self.adjustments)
+        used = sum(self.types.values())
+        return used + sum(a.amount_micros for a in self.adjustments) if self.adjustments else used
 
 
 @dataclass(frozen=True, slots=True)

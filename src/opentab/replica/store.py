@@ -16,6 +16,7 @@ only importer of lmdb.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,9 @@ TABLES = (*SUMMED, "facts", "tops", "invoices")
 BY_PERIOD = ("customers", "adjustments", "tops", "invoices")  # what may be left to the ledger once it is final
 MAP_BYTES = 1 << 40  # address space, not disk
 READERS_MAX = 1024
+LOCK_BYTES = 128 * 1024  # enough for so many readers
 PERIOD_BYTES = 7
+KEY_BYTES_MAX = 511
 # No customer and no type holds a control character.
 SEPARATOR = "\x01"
 
@@ -68,6 +71,7 @@ class Store:
         try:
             if writable:
                 path.mkdir(parents=True, exist_ok=True)
+                _reserve(path / "lock.mdb")
             self._env = lmdb.open(
                 str(path),
                 map_size=MAP_BYTES,
@@ -138,12 +142,15 @@ class Snapshot:
         return self._store.meta_of(self._transaction)
 
     def get(self, table: str, key: bytes) -> bytes | None:
+        if len(key) > KEY_BYTES_MAX:
+            return None
         return cast("bytes | None", self._transaction.get(key, db=self._store.table(table)))
 
     def scan(self, table: str, prefix: bytes, *, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """All keys that begin with a prefix, in order; `after` leaves out all up to that key."""
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
-            start = prefix if after is None else max(after, prefix)
+            # No key is longer, so a longer text stands right behind where its first part would.
+            start = (prefix if after is None else max(after, prefix))[:KEY_BYTES_MAX]
             if not cursor.set_range(start):
                 return
             for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor):
@@ -177,10 +184,11 @@ class Change(Snapshot):
     def take_out(self, table: str, upto: bytes) -> Iterator[bytes]:
         """Take out all keys that begin with `upto` or come before it; yields what they held."""
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
-            found = cursor.first()
-            while found and bytes(cursor.key())[: len(upto)] <= upto:
+            cursor.first()
+            # A cursor that has gone past the end stands on an empty key.
+            while (key := bytes(cursor.key())) and key[: len(upto)] <= upto:
                 value = bytes(cursor.value())
-                found = cursor.delete()  # and stands on the next one
+                cursor.delete()  # and stands on the next one
                 yield value
 
     def clear(self) -> None:
@@ -193,6 +201,17 @@ class Change(Snapshot):
 
     def meta(self) -> Meta | None:
         raise AssertionError("a step under way is at no position")
+
+
+def _reserve(lock: Path) -> None:
+    """Make room for what LMDB maps and writes to: on a full disk that would kill the process, not fail."""
+    try:
+        with lock.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, LOCK_BYTES)
+    except OSError as error:
+        if means_disk_full(error):
+            raise DiskFull(str(lock.parent)) from error
+        raise
 
 
 def remove(path: Path) -> None:

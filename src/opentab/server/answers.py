@@ -16,7 +16,7 @@ from opentab.money import format_micros, format_minor
 from opentab.periods import Period, format_us
 from opentab.replica.facts import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
-from opentab.replica.tops import Tops
+from opentab.replica.tops import TOP, Tops
 from opentab.replica.wide import read_cell, read_row
 from opentab.server.archive import Archive
 from opentab.server.moment import Moment
@@ -164,17 +164,26 @@ class Answers:
         scanned = self._snapshot.scan("customers", begin, after=behind)
         return [_customer_json(key, value) for key, value in islice(scanned, min(limit, LIST_MAX))]
 
-    def top_customers(self, period: Period, *, limit: int = 100) -> list[Json]:
-        """The customers of a period with the largest totals, the largest first."""
+    def top_customers(
+        self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100
+    ) -> list[Json]:
+        """Of the thousand customers of a period with the largest totals, the largest first, a page at a time."""
+        ranked = [name for name in self._top_names(period) if name.startswith(prefix)]
+        if after is not None:
+            ranked = ranked[ranked.index(after) + 1 :] if after in ranked else []
         if period <= self.moment.cold_upto:
-            found = self._old_customers(period)
-            return nsmallest(limit, found, key=lambda t: (-_micros(t["total"]), _key(t)))
-        known = self._snapshot.get("tops", period.encode())
-        if known is None:
-            return []
-        tops = msgspec.json.decode(known, type=Tops)
-        keys = [f"{period}{customer}".encode() for customer, _ in tops.ordered()[:limit]]
+            wanted = ranked[:limit]
+            found = {total["customer"]: total for total in self._old_customers(period) if total["customer"] in wanted}
+            return [found[name] for name in wanted]
+        keys = [f"{period}{name}".encode() for name in ranked[:limit]]
         return [_customer_json(key, value) for key in keys if (value := self._snapshot.get("customers", key))]
+
+    def _top_names(self, period: Period) -> list[str]:
+        if period <= self.moment.cold_upto:
+            largest = nsmallest(TOP, self._old_customers(period), key=lambda t: (-_micros(t["total"]), _key(t)))
+            return [total["customer"] for total in largest]
+        known = self._snapshot.get("tops", period.encode())
+        return [name for name, _ in msgspec.json.decode(known, type=Tops).ordered()] if known else []
 
     def _old_customers(self, period: Period) -> Iterator[Json]:
         self.source = LEDGER

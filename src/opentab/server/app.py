@@ -16,7 +16,7 @@ from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
 from opentab.server.hot import HotReads
 from opentab.server.intake import Intake
-from opentab.server.limits import Limits
+from opentab.server.limits import InTime, SmallOnly
 from opentab.server.metrics import Counters, Timed
 from opentab.server.paths import RawPaths
 from opentab.server.problem import install
@@ -29,7 +29,7 @@ DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Ev
 def build_app(home: Home) -> Any:
     """An ASGI app that answers from the home's replica.
 
-    From the outside in: who may ask, what a request may take, the hot read, the clock, the endpoints.
+    From the outside in: who may ask, how large and how long a request may be, the hot read, the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk = Desk(home, reader)
@@ -53,8 +53,8 @@ def build_app(home: Home) -> Any:
     for routes in (customers, invoices, types, periods):
         routes.add_routes(api, desk)
     stream.add_routes(api, desk, Feed(reader, counters.streams, per_token_max=home["server.streams_max"]))
-    events.add_routes(api, intake)
+    events.add_routes(api, home, intake)
     health.add_routes(api, desk, counters)
-    inner = Limits(HotReads(RawPaths(Timed(api, counters)), desk, counters))
+    inner = SmallOnly(HotReads(InTime(RawPaths(Timed(api, counters))), desk, counters))
     key = read_key(home)
     return LoopbackOnly(inner) if key is None else TokensOnly(inner, Gate(key, home.revoked_path))

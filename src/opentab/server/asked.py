@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Response
 
 from opentab.errors import InputError
-from opentab.ledger.usage import GROUPS
-from opentab.periods import PERIOD_PATTERN, parse_day, parse_period
+from opentab.periods import parse_day
 from opentab.server.desk import Conditions, Days, Desk, Reply
-from opentab.server.paths import name_of
 from opentab.server.problem import Problem
 
 POSITION_MAX = 2**53 - 1
 STALENESS_SECONDS_MAX = 1e9
 CUSTOMER_BYTES_MAX = 256
 
-Parsed = TypeVar("Parsed")
-
-PeriodPart = Annotated[str, Path(description="a month", pattern=f"^{PERIOD_PATTERN.pattern}$", examples=["2026-01"])]
-PeriodQuery = Annotated[
-    str | None, Query(description="a month", pattern=f"^{PERIOD_PATTERN.pattern}$", examples=["2026-01"])
-]
+# The year 0 is none.
+MONTH = "^([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])$"
+DAY = "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+PeriodPart = Annotated[str, Path(description="a month", pattern=MONTH, examples=["2026-01"])]
+PeriodQuery = Annotated[str | None, Query(description="a month", pattern=MONTH, examples=["2026-01"])]
 CustomerPart = Annotated[
     str, Path(description="a customer, each part of the URL percent-encoded", min_length=1, examples=["emma"])
 ]
-FirstDay = Annotated[str | None, Query(alias="from", description="the first day", examples=["2026-01-10"])]
-LastDay = Annotated[str | None, Query(alias="to", description="the last day, included", examples=["2026-01-20"])]
+FirstDay = Annotated[
+    str | None,
+    Query(
+        alias="from", description="a day", pattern=DAY, json_schema_extra={"format": "date"}, examples=["2026-01-10"]
+    ),
+]
+LastDay = Annotated[
+    str | None,
+    Query(
+        alias="to",
+        description="a day, included",
+        pattern=DAY,
+        json_schema_extra={"format": "date"},
+        examples=["2026-01-20"],
+    ),
+]
 
 
 def conditions_of(desk: Desk) -> Any:
@@ -58,35 +68,17 @@ def sent(reply: Reply) -> Response:
     return Response(reply.body, reply.status, headers, media_type=reply.headers["content-type"])
 
 
-def customer_named(part: str) -> str:
-    """The customer that a part of a path names."""
-    return _customer(name_of(part))
-
-
-def _customer(name: str) -> str:
-    if len(name.encode("utf-8", errors="surrogatepass")) > CUSTOMER_BYTES_MAX:
-        raise Problem(422, f"a customer's name has {CUSTOMER_BYTES_MAX} bytes at most")
-    return name
-
-
-def period_named(text: str) -> str:
-    return _checked(parse_period, text)
-
-
 def days_of(first: str | None, last: str | None, group: str = "") -> Days:
     """A range of days; what is left out is open."""
-    names = tuple(name for name in group.split(",") if name)
-    if not set(names) <= set(GROUPS):
-        raise Problem(422, f"group: {group!r} is no list of {' and '.join(GROUPS)}")
     return Days(
-        _checked(parse_day, first) if first is not None else date.min,
-        _checked(parse_day, last) if last is not None else date.max,
-        names,
+        _day(first) if first is not None else date.min,
+        _day(last) if last is not None else date.max,
+        tuple(name for name in group.split(",") if name),
     )
 
 
-def _checked(parse: Callable[[str], Parsed], text: str) -> Parsed:
+def _day(text: str) -> date:
     try:
-        return parse(text)
+        return parse_day(text)
     except InputError as error:
         raise Problem(422, str(error)) from None

@@ -16,6 +16,7 @@ from opentab.config import Home
 from opentab.errors import ReplicaError
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import usage
+from opentab.periods import Period, day_of_number, first_day, last_day
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -51,6 +52,11 @@ class Days:
     first: date
     last: date
     group: tuple[str, ...] = ()
+
+    def within(self, period: Period) -> Days:
+        """Those of them that lie in a period."""
+        first, last = day_of_number(first_day(period)), day_of_number(last_day(period))
+        return Days(max(self.first, first), min(self.last, last), self.group)
 
     def as_json(self) -> dict[str, object]:
         return {"from": str(self.first), "to": str(self.last)}

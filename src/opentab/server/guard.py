@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -69,6 +70,7 @@ class TokensOnly:
         return None
 
 
+@lru_cache(maxsize=64)
 def is_loopback_name(host: str) -> bool:
     """Whether a Host header names this machine by a loopback name."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host

@@ -50,14 +50,15 @@ class Verdict:
         return {"accepted": False, "reason": self.reason, "detail": self.detail}
 
 
-def split(body: bytes) -> list[bytes]:
-    """The events of a body, one JSON text each: an object, or an array of them. Raises ValueError."""
+def split(body: bytes) -> tuple[list[bytes], bool]:
+    """The events of a body, one JSON text each, and whether they are a batch: an array. Raises ValueError."""
+    is_batch = body.lstrip()[:1] == b"["
     try:
-        many = msgspec.json.decode(body, type=list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else [msgspec.Raw(body)]
+        many = msgspec.json.decode(body, type=list[msgspec.Raw]) if is_batch else [msgspec.Raw(body)]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
     # A line break in JSON stands between its parts, never inside of a text.
-    return [bytes(one).replace(b"\n", b" ").replace(b"\r", b" ").strip() for one in many]
+    return [bytes(one).replace(b"\n", b" ").replace(b"\r", b" ").strip() for one in many], is_batch
 
 
 class Intake:

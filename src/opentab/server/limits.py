@@ -14,12 +14,11 @@ REQUEST_SECONDS_MAX = 30.0
 STREAM_PATH = "/v1/stream"
 
 
-class Limits:
-    """Refuses headers and paths that are too large, and gives up requests that take too long."""
+class SmallOnly:
+    """Refuses headers and addresses that are too large."""
 
-    def __init__(self, app: App, *, seconds_max: float = REQUEST_SECONDS_MAX) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._seconds_max = seconds_max
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -31,12 +30,20 @@ class Limits:
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > PATH_BYTES_MAX:
             await problem(414, f"the address is longer than {PATH_BYTES_MAX:,} bytes")(scope, receive, send)
             return
-        if scope["path"] == STREAM_PATH:
+        await self._app(scope, receive, send)
+
+
+class InTime:
+    """Gives up requests that take too long."""
+
+    def __init__(self, app: App, *, seconds_max: float = REQUEST_SECONDS_MAX) -> None:
+        self._app = app
+        self._seconds_max = seconds_max
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] == STREAM_PATH:
             await self._app(scope, receive, send)
             return
-        await self._in_time(scope, receive, send)
-
-    async def _in_time(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         started = complete = False
 
         async def sent(message: dict[str, Any]) -> None:

@@ -14,14 +14,14 @@ from opentab.server.asked import (
     PeriodPart,
     PeriodQuery,
     conditions_of,
-    customer_named,
     days_of,
-    period_named,
     sent,
 )
 from opentab.server.desk import Conditions, Desk
-from opentab.server.problem import Problem
+from opentab.server.paths import name_of
 from opentab.server.shapes import ANSWER_PROBLEMS, Customer, Customers, Total, Usage
+
+GROUPS = "^((day|type)(,(day|type))*)?$"
 
 
 def add_routes(api: FastAPI, desk: Desk) -> None:
@@ -38,17 +38,14 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         ] = "customer",
         conditions: Conditions = asking,
     ) -> Response:
-        """The customers of a period by name, a page at a time, or those with the largest totals."""
-        if order == "-total" and (prefix or after is not None):
-            raise Problem(422, "the largest totals come in one page, without prefix and after")
-        wanted = None if period is None else period_named(period)
+        """The customers of a period by name, or the thousand with the largest totals, a page at a time."""
 
         def ask(answers: Answers) -> Any:
-            of = wanted or answers.moment.current_period
+            of = period or answers.moment.current_period
             if of is None:
                 items = []
             elif order == "-total":
-                items = answers.top_customers(of, limit=limit)
+                items = answers.top_customers(of, prefix=prefix, after=after, limit=limit)
             else:
                 items = answers.customers(of, prefix=prefix, after=after, limit=limit)
             return {"period": of, "items": items}
@@ -58,7 +55,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
     @api.get("/v1/customers/{customer}", response_model=Customer, responses=ANSWER_PROBLEMS, tags=["totals"])
     def customer(customer: CustomerPart, conditions: Conditions = asking) -> Response:
         """The current period's running total, the other open periods, and the last closed ones."""
-        name = customer_named(customer)
+        name = name_of(customer)
         return sent(desk.answer(lambda answers: answers.at_a_glance(name), conditions))
 
     @api.get(
@@ -66,7 +63,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
     )
     def customer_period(customer: CustomerPart, period: PeriodPart, conditions: Conditions = asking) -> Response:
         """One period of a customer, open or closed."""
-        name, of = customer_named(customer), period_named(period)
+        name, of = name_of(customer), period
         return sent(desk.answer(lambda answers: answers.total_json(of, name), conditions))
 
     @api.get("/v1/customers/{customer}/usage", response_model=Usage, responses=ANSWER_PROBLEMS, tags=["totals"])
@@ -74,9 +71,9 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         customer: CustomerPart,
         first: FirstDay = None,
         last: LastDay = None,
-        group: Annotated[str, Query(description="day, type or both", examples=["day,type"])] = "",
+        group: Annotated[str, Query(description="day, type or both", pattern=GROUPS, examples=["day,type"])] = "",
         conditions: Conditions = asking,
     ) -> Response:
         """Totals of a customer over any range of days, across months, grouped as asked."""
-        name, days = customer_named(customer), days_of(first, last, group)
+        name, days = name_of(customer), days_of(first, last, group)
         return sent(desk.answer(lambda answers: desk.usage(answers, days, name), conditions))

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Header, Path, Query, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import CustomerPart, PeriodPart, conditions_of, customer_named, period_named, sent
+from opentab.server.asked import CustomerPart, PeriodPart, conditions_of, sent
 from opentab.server.desk import Conditions, Desk
 from opentab.server.forms import form_wanted
+from opentab.server.paths import name_of
 from opentab.server.shapes import INVOICE_ANSWERS, Invoice, Invoices
 
 Format = Annotated[Literal["json", "csv", "html"] | None, Query(description="else the Accept header decides")]
-Accept = Annotated[str | None, Header()]
+Accept = Annotated[str | None, Header(include_in_schema=False)]
 REVISION_MAX = 2**31
 
 
@@ -29,7 +30,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         conditions: Conditions = asking,
     ) -> Response:
         """All invoices of a customer, with all revisions."""
-        name, form = customer_named(customer), form_wanted(format, accept, calendar)
+        name, form = name_of(customer), form_wanted(format, accept, calendar)
         return sent(desk.answer(lambda answers: answers.invoices(name) or None, conditions, form))
 
     @api.get("/v1/invoices/{period}/{customer}", response_model=Invoices, responses=INVOICE_ANSWERS, tags=["invoices"])
@@ -41,7 +42,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         conditions: Conditions = asking,
     ) -> Response:
         """All revisions of one invoice."""
-        of, name, form = period_named(period), customer_named(customer), form_wanted(format, accept, calendar)
+        of, name, form = period, name_of(customer), form_wanted(format, accept, calendar)
         return sent(desk.answer(lambda answers: answers.invoices(name, of) or None, conditions, form))
 
     @api.get(
@@ -59,7 +60,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         conditions: Conditions = asking,
     ) -> Response:
         """One revision of one invoice."""
-        of, name, form = period_named(period), customer_named(customer), form_wanted(format, accept, calendar)
+        of, name, form = period, name_of(customer), form_wanted(format, accept, calendar)
 
         def ask(answers: Answers) -> Any:
             found = [one for one in answers.invoices(name, of) if one["revision"] == revision]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import PeriodPart, conditions_of, period_named, sent
+from opentab.server.asked import PeriodPart, conditions_of, sent
 from opentab.server.desk import Conditions, Desk
 from opentab.server.shapes import ANSWER_PROBLEMS, OnePeriod, Periods
 
@@ -26,5 +26,5 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
     @api.get("/v1/periods/{period}", response_model=OnePeriod, responses=ANSWER_PROBLEMS, tags=["periods"])
     def one_period(period: PeriodPart, conditions: Conditions = asking) -> Response:
         """Where one period stands, how complete each partition of the log is, and what is missing."""
-        of = period_named(period)
+        of = period
         return sent(desk.answer(lambda answers: answers.period_json(of, currency), conditions))

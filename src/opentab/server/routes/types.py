@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, period_named, sent
+from opentab.server.asked import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.desk import Conditions, Desk
 from opentab.server.paths import name_of
-from opentab.server.problem import Problem
 from opentab.server.shapes import ANSWER_PROBLEMS, Types
 
-Group = Annotated[str, Query(description="day: one total for each day", examples=["day"])]
+Group = Annotated[str, Query(description="day: one total for each day", pattern="^(day)?$", examples=["day"])]
 
 
 def add_routes(api: FastAPI, desk: Desk) -> None:
@@ -47,14 +46,13 @@ def _question(period: str | None, first: str | None, last: str | None, group: st
     days = days_of(first, last, group)
     ranged = first is not None or last is not None or "day" in days.group
     if ranged and period is not None:
-        raise Problem(422, "ask for a period or for a range of days, not both")
-    of = None if period is None else period_named(period)
+        days = days.within(period)
 
     def ask(answers: Answers) -> Any:
         if ranged:
             items = answers.types_of_days(days.first, days.last, by_day="day" in days.group, type_=type_)
         else:
-            items = list(answers.types(of, type_=type_))
+            items = list(answers.types(period, type_=type_))
         if type_ is not None and not items:
             return None
         return {**(days.as_json() if ranged else {}), "items": items}

@@ -1,0 +1,279 @@
+"""Live answers while things go wrong: real servers, real pipelines, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import trustme
+
+from ledgers import bill, new_home
+from opentab import config
+from opentab.config import Home
+from opentab.errors import ConfigError
+from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.ledger.journal import Journal
+from opentab.replica.trouble import read_trouble
+from opentab.server.serve import Tls, check_tls
+from opentab.server.tokens import Role, issue, read_key
+from processes import check_exact, serving, streams, wait_for
+from product import OPENTAB, event, opentab
+
+SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
+ENDPOINTS = [
+    "/v1/customers/ann",
+    "/v1/customers/ann/periods/2026-01",
+    "/v1/customers/ann/usage",
+    "/v1/customers",
+    "/v1/types",
+    "/v1/types?from=2026-01-01",
+    "/v1/periods",
+    "/v1/periods/2026-01",
+    "/metrics",
+    "/healthz",
+]
+
+
+def answer(url: str, path: str = "/v1/periods") -> dict[str, object]:
+    try:
+        found: dict[str, object] = httpx.get(url + path, timeout=10).json()
+    except httpx.HTTPError:
+        return {}
+    return found
+
+
+def test_the_pipeline_is_killed_under_a_running_server(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    with serving(home, workers=1) as url:
+        pipeline = start(home)
+        wait_for(lambda: streams(home, pipeline), "Spark was up")
+        post(url, "ann", "1.50")
+        wait_for(lambda: total(url, "ann") == "1.500000", "the event was visible")
+        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it was ready")
+        wait_for(lambda: is_quiet(url), "a quiet log was not stale")
+        pipeline.send_signal(signal.SIGKILL)
+        pipeline.communicate()
+        # Its Java process goes with it; the log takes events all the same.
+        post(url, "ann", "2.25")
+        wait_for(lambda: staleness_ms(url) > 10_000, "staleness grew")
+        for path in ENDPOINTS:
+            assert httpx.get(url + path, timeout=10).status_code == 200, path
+        assert total(url, "ann") == "1.500000"
+        refused = httpx.get(f"{url}/readyz")
+        assert refused.status_code == 503
+        assert "the pipeline gives no sign of life" in refused.json()["detail"]
+        pipeline = start(home)
+        wait_for(lambda: total(url, "ann") == "3.750000", "it was back and had caught up")
+        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it was ready again")
+        pipeline.terminate()
+        pipeline.communicate()
+        check_exact(home)
+        wait_for(lambda: position(url) == journal_of(home).position, "the replica was there")
+        assert total(url, "ann") == "3.750000"
+
+
+def start(home: Home) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*OPENTAB, "run", "--home", str(home.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def post(url: str, customer: str, amount: str) -> None:
+    one = json.loads(event(customer, amount, "2026-01-15T12:00:00Z"))
+    assert httpx.post(f"{url}/v1/events", json=one, timeout=10).json() == {
+        "accepted": 1,
+        "results": [{"accepted": True}],
+    }
+
+
+def total(url: str, customer: str) -> object:
+    current = answer(url, f"/v1/customers/{customer}").get("current")
+    return current["total"] if isinstance(current, dict) else None
+
+
+def staleness_ms(url: str) -> int:
+    found = answer(url).get("staleness_ms")
+    return found if isinstance(found, int) else 0
+
+
+def position(url: str) -> object:
+    return answer(url).get("position")
+
+
+def is_quiet(url: str) -> bool:
+    """Some seconds after the last batch an answer is still fresh."""
+    found = answer(url)
+    as_of = str(found["as_of"]).replace("Z", "+00:00")
+    age = time.time() - datetime.fromisoformat(as_of).timestamp()
+    return age > 4 and staleness_ms(url) < 3_000
+
+
+def journal_of(home: Home) -> Journal:
+    journal = Journal.open(home.ledger_path, home.identity)
+    assert journal is not None
+    return journal
+
+
+def test_a_ledger_that_does_not_add_up_stops_the_replica_and_readyz_says_so(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    with serving(home, workers=1) as url:
+        wait_for(lambda: position(url) == 1, "it was there")
+        journal = journal_of(home)
+        last = journal.last()
+        assert last is not None
+        journal.commit(msgspec.structs.replace(last, batch=2, sum_micros="999", event_count=1), [])
+        wait_for(lambda: read_trouble(home.replica_path) is not None, "the follower stopped")
+        refused = httpx.get(f"{url}/readyz")
+        assert refused.status_code == 503
+        assert "batch 2 holds (0, 0) micros and events" in refused.json()["detail"]
+        assert (total(url, "ann"), position(url)) == ("1.000000", 1), "the last state that was right"
+        assert "opentab_replica_in_trouble 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_a_full_disk_keeps_the_replica_where_it_is_and_space_lets_it_go_on(tmp_path: Path) -> None:
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    scene = Path(__file__).with_name("scene_full_replica.py")
+    done = subprocess.run(
+        [*unshare, sys.executable, str(scene), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stopped: no space left on the disk" in done.stdout
+    assert done.stdout.rstrip().endswith("events: 16000 whole: True"), done.stdout
+
+
+def test_two_replicas_of_one_ledger(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "opentab.toml").write_text(
+        f'{SETTINGS}[log]\nuri = "{home.log_path}"\n[ledger]\nuri = "{home.ledger_path}"\n'
+    )
+    with serving(home, workers=1) as one, serving(config.load(other), workers=1) as two:
+        bill(home, event("ann", "2.00"))
+        wait_for(lambda: position(one) == position(two) == 2, "both were there")
+        assert total(one, "ann") == total(two, "ann") == "3.000000"
+        post(two, "ann", "4.00")
+    assert [path.name for path in home.log_path.glob("incoming/*")], "events of both go into one log"
+
+
+def test_five_hundred_streams_on_one_worker(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, *(event(f"c{number}", "1.00") for number in range(500)))
+    with serving(home, workers=1) as url:
+        wait_for(lambda: position(url) == 1, "it was there")
+        first, second = asyncio.run(read_two(url, home))
+    assert first == ["1.000000"] * 500
+    assert second == ["3.000000"] * 500
+
+
+async def read_two(url: str, home: Home) -> tuple[list[str], list[str]]:
+    """The first two messages of 500 streams that are open at the same time."""
+    limits = httpx.Limits(max_connections=None)
+    opened = asyncio.Semaphore(0)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+
+        async def follow(number: int) -> list[str]:
+            totals: list[str] = []
+            params = {"customer": f"c{number}"}
+            async with client.stream("GET", f"{url}/v1/stream", params=params) as stream:
+                assert stream.status_code == 200
+                async for line in stream.aiter_lines():
+                    if line.startswith("data: "):
+                        totals.append(json.loads(line.removeprefix("data: "))["totals"][0]["total"])
+                        opened.release()
+                    if len(totals) == 2:
+                        return totals
+            raise AssertionError("the stream ended")
+
+        tasks = [asyncio.create_task(follow(number)) for number in range(500)]
+        for _ in range(500):
+            await opened.acquire()
+        metrics = (await client.get(f"{url}/metrics")).text
+        assert "opentab_open_streams 500.0" in metrics
+        lines = [event(f"c{number}", "2.00") for number in range(500)]
+        await asyncio.to_thread(bill, home, *lines)
+        both = await asyncio.gather(*tasks)
+    return [one for one, _ in both], [two for _, two in both]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, ssl.SSLContext]:
+    """A certificate for this machine, and a client that trusts who signed it."""
+    directory = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.cert_chain_pems[0].write_to_path(directory / "cert.pem")
+    certificate.private_key_pem.write_to_path(directory / "key.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return Tls(directory / "cert.pem", directory / "key.pem"), context
+
+
+def test_tls_and_so_many_streams_a_token(tmp_path: Path, tls: tuple[Tls, ssl.SSLContext]) -> None:
+    files, trusting = tls
+    home = new_home(tmp_path / "home", SETTINGS + '[server]\nkey_file = "key"\nstreams_max = 2\n')
+    opentab("token", "key", home=home)
+    bill(home, event("ann", "1.00"))
+    key = read_key(home)
+    assert key is not None
+    tokens = [issue(key, Role.CUSTOMER, customer="ann", lifetime=timedelta(days=1)) for _ in range(2)]
+    options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    with serving(home, *options, workers=1, verify=trusting) as url, httpx.Client(verify=trusting) as client:
+        assert url.startswith("https://")
+        headers = {"authorization": f"Bearer {tokens[0]}"}
+        wait_for(lambda: client.get(f"{url}/v1/customers/ann", headers=headers).status_code == 200, "it was there")
+
+        lines = []  # whoever lets go of them closes the stream
+
+        def stream(token: str) -> httpx.Response:
+            asked = client.build_request(
+                "GET", f"{url}/v1/stream?customer=ann", headers={"authorization": f"Bearer {token}"}
+            )
+            found = client.send(asked, stream=True)
+            if found.status_code == 200:
+                lines.append(found.iter_lines())
+                next(lines[-1])
+            return found
+
+        held = [stream(tokens[0]), stream(tokens[0])]
+        refused = stream(tokens[0])
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert stream(tokens[1]).status_code == 200, "another token has its own"
+        held.pop().close()
+        wait_for(lambda: stream(tokens[0]).status_code == 200, "there was room again")
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(url.replace("https", "http"), timeout=5)
+
+
+def test_certificates_that_are_none(tmp_path: Path, tls: tuple[Tls, ssl.SSLContext]) -> None:
+    files, _ = tls
+    with pytest.raises(ConfigError, match="cannot be read"):
+        check_tls(Tls(tmp_path / "none.pem", files.key))
+    with pytest.raises(ConfigError, match="are no certificate and its key"):
+        check_tls(Tls(files.key, files.cert))
+    half = opentab("serve", "--tls-cert", files.cert, home=tmp_path / "home", check=False)
+    assert (half.returncode, "a certificate needs its key" in half.stderr) == (2, True)
+
+
+def test_events_are_refused_while_the_pipeline_is_far_behind(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    with serving(home, workers=1) as url:
+        now_us = time.time_ns() // 1000
+        write_heartbeat(home.ledger_path, Heartbeat(now_us, "run", 1, True, 1, False, None, unread_segments=1_000_000))
+        refused = httpx.post(f"{url}/v1/events", json=json.loads(event("ann", "1.00")))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "1,000,000 segments behind" in refused.json()["detail"]
