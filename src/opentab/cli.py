@@ -21,6 +21,7 @@ from opentab.config import Home
 from opentab.errors import DiskFull, InputError, LedgerError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
+    from opentab.lab.bench import Figure
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
 
@@ -742,53 +743,46 @@ def bench() -> None:
     """Measure opentab on this machine."""
 
 
+def figures_to(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a bench the option --json."""
+    file = click.Path(path_type=Path)
+    return click.option("--json", "json_path", type=file, metavar="FILE", help="write the figures there too")(command)
+
+
+def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> None:
+    """Run a bench in a directory of its own, and print what it measured."""
+    import tempfile
+
+    from opentab.lab.bench import render
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
+    terminal.write(render(figures))
+
+
 @bench.command("ingest")
 @click.option(
     "--events", default=5_000_000, show_default=True, help="in the log, with 100 and with 1,000,000 customers"
 )
 @click.option("--repeats", default=3, show_default=True, help="runs of each size, in turn")
 @click.option("--batches", default=10_000, show_default=True, help="commits in the old ledger")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
-)
+@figures_to
 def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Path | None) -> None:
     """Throughput of run --once, its start and memory, and what age does to the ledger."""
-    import tempfile
+    from opentab.lab.bench import bench_ingest
 
-    from opentab.lab.bench import bench_ingest, render
-
-    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
-        figures = bench_ingest(
-            events=events,
-            repeats=repeats,
-            json_path=json_path,
-            work_dir=Path(work_dir),
-            say=lambda text: terminal.write(text, sys.stderr),
-            old_batches=batches,
-        )
-    terminal.write(render(figures))
+    _print_figures(bench_ingest, events=events, repeats=repeats, old_batches=batches, json_path=json_path)
 
 
 @bench.command("closing")
 @click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [1000, 100000, 1000000]")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
-)
+@figures_to
 def bench_closing_command(sizes: tuple[int, ...], json_path: Path | None) -> None:
     """Time to close a month, and what the stream notices of it."""
-    import tempfile
-
-    from opentab.lab.bench import render
     from opentab.lab.closing_bench import SIZES, bench_closing
 
-    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
-        figures = bench_closing(
-            sizes=tuple(sorted(sizes)) or SIZES,
-            json_path=json_path,
-            work_dir=Path(work_dir),
-            say=lambda text: terminal.write(text, sys.stderr),
-        )
-    terminal.write(render(figures))
+    _print_figures(bench_closing, sizes=tuple(sorted(sizes)) or SIZES, json_path=json_path)
 
 
 def _interrupt(*_: object) -> None:
