@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from opentab.pipeline.run import Progress
 
 FORMATS = click.Choice(["table", "csv", "json"])
+SOME = click.IntRange(min=1)
+CUSTOMERS = click.IntRange(min=10)  # nine have names of their own
 OK, DIFFERENT = 0, 1
 INTERRUPTED = 130
 OUR_BUG = 70
@@ -783,6 +785,20 @@ def bench_closing_command(sizes: tuple[int, ...], json_path: Path | None) -> Non
     from opentab.lab.closing_bench import SIZES, bench_closing
 
     _print_figures(bench_closing, sizes=tuple(sorted(sizes)) or SIZES, json_path=json_path)
+
+
+@bench.command("reads")
+@click.option("--customers", default=1_000_000, show_default=True, type=CUSTOMERS, help="to be read at random")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="to be ingested beside the reads")
+@click.option("--seconds", default=10, show_default=True, type=SOME, help="of a load while nothing else runs")
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each load, in turn")
+@click.option("--workers", multiple=True, type=SOME, help="HTTP processes; again for more [1, 2]")
+@figures_to
+def bench_reads_command(workers: tuple[int, ...], **options: Any) -> None:
+    """Reads of customers over HTTP beside Redis, idle and while the pipeline ingests."""
+    from opentab.lab.reads_bench import bench_reads
+
+    _print_figures(bench_reads, workers=tuple(sorted(set(workers))) or (1, 2), **options)
 
 
 def _interrupt(*_: object) -> None:
