@@ -801,6 +801,17 @@ def bench_reads_command(workers: tuple[int, ...], **options: Any) -> None:
     _print_figures(bench_reads, workers=tuple(sorted(set(workers))) or (1, 2), **options)
 
 
+@bench.command("freshness")
+@click.option("--seconds", default=60, show_default=True, type=SOME, help="behind the warm-up")
+@click.option("--rate", default=1_000, show_default=True, type=SOME, help="events a second that are sent")
+@figures_to
+def bench_freshness_command(**options: Any) -> None:
+    """Time from an event that was accepted over HTTP to the answer that shows it."""
+    from opentab.lab.freshness_bench import bench_freshness
+
+    _print_figures(bench_freshness, **options)
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
