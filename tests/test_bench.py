@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ledgers import bill_waiting
 from opentab.config import Home
 from opentab.errors import MachineError, OpentabError
 from opentab.lab.bench import Figure, age_figures, as_json, at_least, at_most, plain, render, run_figures
+from opentab.lab.catch_up import CatchUp
 from opentab.lab.closing_bench import MeasuredClosing, closing_figures
 from opentab.lab.freshness_bench import MeasuredFreshness, freshness_figures, percentile
 from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
@@ -31,8 +33,10 @@ from opentab.lab.measured_run import (
     committed,
     link_log,
 )
+from opentab.lab.month_log import write_month
 from opentab.lab.reads_bench import BusyRound, IdleTurn, Ingest, MeasuredReads, ingest_rate, reads_figures
 from opentab.lab.redis_peer import parse_redis_benchmark
+from opentab.lab.replica_bench import ReplicaTurn, measure_replica, replica_figures
 from opentab.lab.served_home import FOLLOWER, WORKER, Memory
 from opentab.lab.tool import find_tools
 from opentab.lab.wrk_load import parse_wrk, script
@@ -340,3 +344,28 @@ def test_freshness_is_held_against_its_goals(tmp_path: Path) -> None:
 def test_percentiles() -> None:
     values = list(range(101))
     assert (percentile(values, 50), percentile(values, 99)) == (50, 99)
+
+
+def test_replicas_are_held_against_their_goals() -> None:
+    turns = [ReplicaTurn(CatchUp(s, 3, 0, 300 * MIB), CatchUp(s, 3, 3, 400 * MIB), 9.0, MIB, MIB) for s in (5, 20, 10)]
+    figures = {figure.name: figure for figure in replica_figures(turns, customers=1_000_000, entries=4_000_000)}
+    bootstrap = figures["new replica from balances, 1,000,000 customers"]
+    assert (bootstrap.value, bootstrap.spread, bootstrap.met) == (10, (5, 20), True)
+    rate = figures["journal entries folded, one core"]
+    assert (rate.value, rate.met) == (400_000, False)
+    assert figures["peak memory without balances"].value == 400
+
+
+def test_a_real_replica_is_measured(home: Home, tmp_path: Path) -> None:
+    write_month(home, customers=2_000)
+    bill_waiting(home)
+    said: list[str] = []
+    measured = measure_replica(home, tmp_path / "balances", customers=2_000, repeats=1, say=said.append)
+    figures = {figure.name: figure for figure in measured}
+    assert figures["journal entries"].value > 2_000
+    assert figures["journal entries folded, one core"].value > 0
+    assert 0 < figures["new replica from balances, 2,000 customers"].value < 60
+    assert figures["on disk from balances"].value > 0.1
+    assert figures["peak memory from balances"].value > 50
+    assert said == [said[0]]
+    assert said[0].startswith("1 of 1: ")

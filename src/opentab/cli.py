@@ -812,6 +812,17 @@ def bench_freshness_command(**options: Any) -> None:
     _print_figures(bench_freshness, **options)
 
 
+@bench.command("replica")
+@click.option("--customers", default=1_000_000, show_default=True, type=CUSTOMERS, help="in the ledger")
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each way, in turn")
+@figures_to
+def bench_replica_command(**options: Any) -> None:
+    """Time to make a replica, from the balances and without them, and what it weighs."""
+    from opentab.lab.replica_bench import bench_replica
+
+    _print_figures(bench_replica, **options)
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
