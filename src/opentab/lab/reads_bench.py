@@ -40,6 +40,10 @@ LOAD_SECONDS_MIN = 1.0  # before that wrk has nothing to say
 RATIO_MIN = 0.2
 P99_MS_MAX = 10.0
 
+NO_READS = "no reads"
+PACED_READS = f"about {PACED_PER_SECOND:,} reads/s"
+REDIS_READS = "Redis GETs at full speed"
+
 Memories = Sequence[tuple[str, Memory]]
 # Reads for as long as it is told to; None: there were none.
 Reads = Callable[[ServedHome, Callable[[], bool]], Load | None]
@@ -110,10 +114,8 @@ def bench_reads(
                 measured.idle.setdefault(count, []).append(turn)
                 say(f"idle, {repeat} of {repeats}, {_workers(count)}: {_said(turn.ours)}; Redis {_said(turn.redis)}")
         for repeat in range(1, repeats + 1):
-            measured.busy.append(_busy_round(home, work_dir / "copy", workers, reader, redis))
-            for name, ingest in named(measured.busy[-1]):
-                read = f", {_said(ingest.load)}" if ingest.load else ""
-                say(f"ingesting, {repeat} of {repeats}, {name}: {ingest.events_per_second:,.0f} events/s{read}")
+            say(f"ingesting, {repeat} of {repeats}")
+            measured.busy.append(_busy_round(home, work_dir / "copy", workers, reader, redis, say))
     figures = reads_figures(measured)
     write_json(json_path, machine, figures)
     return figures
@@ -147,11 +149,11 @@ def reads_figures(measured: MeasuredReads) -> list[Figure]:
 
 def named(busy: BusyRound) -> Iterator[tuple[str, Ingest]]:
     """The runs of a round, and what was read beside each."""
-    yield "no reads", busy.alone
-    yield f"about {PACED_PER_SECOND:,} reads/s", busy.paced
+    yield NO_READS, busy.alone
+    yield PACED_READS, busy.paced
     for count, ingest in busy.full.items():
-        yield f"reads at full speed, {_workers(count)}", ingest
-    yield "Redis GETs at full speed", busy.redis
+        yield _full_reads(count), ingest
+    yield REDIS_READS, busy.redis
 
 
 def ingest_rate(records: Sequence[BatchRecord]) -> float:
@@ -202,7 +204,9 @@ def _idle_turn(home: Home, workers: int, reader: Reader, redis: RedisPeer, secon
     return IdleTurn(ours, redis.get(seconds), memory)
 
 
-def _busy_round(home: Home, path: Path, workers: Sequence[int], reader: Reader, redis: RedisPeer) -> BusyRound:
+def _busy_round(
+    home: Home, path: Path, workers: Sequence[int], reader: Reader, redis: RedisPeer, say: Say
+) -> BusyRound:
     def paced(server: ServedHome, going: Callable[[], bool]) -> Load:
         return reader.load_while(server, going, per_second=PACED_PER_SECOND)
 
@@ -214,11 +218,17 @@ def _busy_round(home: Home, path: Path, workers: Sequence[int], reader: Reader, 
                 turns.append(turn)
         return _middle(turns)
 
+    def ingest(name: str, reads: Reads, *, workers: int = 1) -> Ingest:
+        done = _ingest(home, path, workers=workers, reads=reads)
+        read = f", {_said(done.load)}" if done.load else ""
+        say(f"  {name}: {done.events_per_second:,.0f} events/s{read}")
+        return done
+
     return BusyRound(
-        alone=_ingest(home, path, workers=1, reads=_no_reads),
-        paced=_ingest(home, path, workers=1, reads=paced),
-        full={count: _ingest(home, path, workers=count, reads=reader.load_while) for count in workers},
-        redis=_ingest(home, path, workers=1, reads=from_redis),
+        alone=ingest(NO_READS, _no_reads),
+        paced=ingest(PACED_READS, paced),
+        full={count: ingest(_full_reads(count), reader.load_while, workers=count) for count in workers},
+        redis=ingest(REDIS_READS, from_redis),
     )
 
 
@@ -298,6 +308,10 @@ def _memory_figures(label: str, moments: Sequence[Memories]) -> list[Figure]:
             sizes = [getattr(memory, f"{kind}_bytes") / MEBIBYTE for memory in held]
             figures.append(plain(f"{kind.upper()} of the {role}, {label}", sizes, "MiB"))
     return figures
+
+
+def _full_reads(count: int) -> str:
+    return f"reads at full speed, {_workers(count)}"
 
 
 def _workers(count: int) -> str:
