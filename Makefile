@@ -26,8 +26,10 @@ format: setup  ## format the code and mend what lint can mend
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-bench: setup  ## measure the pipeline (opentab bench ingest)
-	@$(BIN)/opentab bench ingest
+bench:  ## measure all that opentab bench can, for an hour or so; installs wrk and Redis where they are missing
+	@scripts/setup bench
+	@for verb in ingest closing reads freshness replica; do \
+	  echo "opentab bench $$verb"; $(BIN)/opentab bench $$verb || exit; done
 
 golden: setup  ## write a golden home of this version, for later versions to read
 	@PYTHONPATH=tests $(BIN)/python tests/golden.py

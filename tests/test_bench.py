@@ -6,14 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ledgers import bill_waiting
 from opentab.config import Home
+from opentab.errors import MachineError, OpentabError
 from opentab.lab.bench import Figure, age_figures, as_json, at_least, at_most, plain, render, run_figures
+from opentab.lab.catch_up import CatchUp
 from opentab.lab.closing_bench import MeasuredClosing, closing_figures
+from opentab.lab.freshness_bench import MeasuredFreshness, freshness_figures, percentile
 from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
+from opentab.lab.load import Load
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import (
     DRIVER,
@@ -26,6 +33,13 @@ from opentab.lab.measured_run import (
     committed,
     link_log,
 )
+from opentab.lab.month_log import write_month
+from opentab.lab.reads_bench import BusyRound, IdleTurn, Ingest, MeasuredReads, ingest_rate, reads_figures
+from opentab.lab.redis_peer import parse_redis_benchmark
+from opentab.lab.replica_bench import ReplicaTurn, measure_replica, replica_figures
+from opentab.lab.served_home import FOLLOWER, WORKER, Memory
+from opentab.lab.tool import find_tools
+from opentab.lab.wrk_load import parse_wrk, script
 from opentab.ledger import table
 
 SECOND = 1_000_000
@@ -204,3 +218,154 @@ def test_closings_are_held_against_their_goals() -> None:
     growth = figures["seconds a customer, 10,000 to 1,000"]
     assert (growth.value, growth.met) == (pytest.approx(7.0), False)
     assert figures["an invoice in the ledger, 1,000 customers"].value == 40
+
+
+WRK_SAID = """\
+Running 10s test @ http://127.0.0.1:8080
+  1 threads and 32 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency     3.28ms    1.09ms  55.63ms   91.64%
+    Req/Sec     9.83k   191.70    10.23k    86.67%
+  Latency Distribution
+     50%  890.00us
+     75%    3.64ms
+     90%    5.89ms
+     99%    1.20s
+  98271 requests in 10.01s, 62.69MB read
+Requests/sec:   9817.36
+Transfer/sec:      6.26MB
+"""
+REDIS_SAID = """\
+"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
+"GET","79601.56","0.224","0.072","0.199","0.391","0.599","2.047"
+"""
+
+
+def test_what_wrk_says() -> None:
+    assert parse_wrk(WRK_SAID) == Load(per_second=9817.36, p50_ms=pytest.approx(0.89), p99_ms=1200.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "fact"),
+    [
+        ("  Non-2xx or 3xx responses: 12\n", "12 answers were not 2xx, and 0 connections had errors"),
+        (
+            "  Socket errors: connect 1, read 2, write 0, timeout 4\n",
+            "0 answers were not 2xx, and 7 connections had errors",
+        ),
+    ],
+)
+def test_a_load_with_errors_is_no_measurement(more: str, fact: str) -> None:
+    with pytest.raises(OpentabError) as raised:
+        parse_wrk(WRK_SAID.replace("Requests/sec", f"{more}Requests/sec"))
+    assert raised.value.fact == fact
+
+
+def test_what_redis_benchmark_says() -> None:
+    assert parse_redis_benchmark(REDIS_SAID) == Load(79601.56, 0.199, 0.599)
+
+
+@pytest.mark.parametrize("parse", [parse_wrk, parse_redis_benchmark])
+def test_a_program_that_says_something_else(parse: Callable[[str], Load]) -> None:
+    with pytest.raises(OpentabError, match="unable to connect"):
+        parse("unable to connect\n")
+
+
+def test_wrk_is_paced_by_the_wait_of_each_connection() -> None:
+    assert "delay" not in script(1000, seed=1)
+    assert "math.random(0, 1000 - 1)" in script(1000, seed=1)
+    assert "return 16\n" in script(1000, seed=1, per_second=2000)
+
+
+def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MachineError) as raised:
+        find_tools("wrk", "redis-server")
+    assert str(raised.value) == "wrk is missing (on Debian run: apt-get install wrk redis-server)"
+
+
+def test_reads_are_held_against_redis_turn_by_turn() -> None:
+    memory = [(FOLLOWER, Memory(300 * MIB, 200 * MIB, 100 * MIB)), (WORKER, Memory(64 * MIB, 32 * MIB, 16 * MIB))]
+    # The machine halves its speed between the turns: the ratio does not notice.
+    one = [IdleTurn(Load(s * 10_000, 2, p99), Load(s * 40_000, 0.2, 0.5), memory) for s, p99 in ((2, 8), (1, 30))]
+    two = [IdleTurn(Load(15_000, 2, 9), Load(50_000, 0.2, 0.5), memory)] * 2
+    slow = Ingest(300_000, Load(2_000, 5, 20))
+    busy = BusyRound(
+        alone=Ingest(400_000, None), paced=Ingest(360_000, Load(1_900, 1, 3)), full={1: slow, 2: slow}, redis=slow
+    )
+    figures = {f.name: f for f in reads_figures(MeasuredReads(idle={1: one, 2: two}, busy=[busy, busy]))}
+    ratio = figures["reads to Redis GET, 1 worker"]
+    assert ratio == Figure(ratio.name, 0.25, "ratio", "≥ 0.2", True, (0.25, 0.25))
+    assert figures["reads to Redis GET, 2 workers"].goal is None
+    p99 = figures["p99 of reads, 1 worker"]
+    assert (p99.value, p99.goal, p99.met) == (19, "≤ 10.0", False)
+    assert figures["Redis GET"].spread == (40_000, 80_000)
+    assert figures["reads to Redis GET while ingesting, 2 workers"].value == 1
+    assert figures["ingest to that without reads, about 2,000 reads/s"].value == 0.9
+    assert figures["ingest to that without reads, reads at full speed, 2 workers"].value == 0.75
+    assert figures["reads that came of about 2,000"].value == 1_900
+    assert figures["PSS of the HTTP worker, 1 worker"].value == 32
+    assert figures["USS of the follower, 2 workers"].value == 100
+
+
+def test_a_log_too_small_for_a_round_of_redis_leaves_those_figures_out() -> None:
+    turn = IdleTurn(Load(1, 1, 1), Load(4, 1, 1), [(WORKER, Memory(1, 1, 1)), (FOLLOWER, Memory(1, 1, 1))])
+    none = Ingest(1, None)
+    busy = BusyRound(alone=none, paced=Ingest(1, Load(1, 1, 1)), full={1: Ingest(1, Load(1, 1, 1))}, redis=none)
+    names = [figure.name for figure in reads_figures(MeasuredReads(idle={1: [turn]}, busy=[busy]))]
+    assert "Redis GET while ingesting" not in names
+    assert "reads while ingesting, 1 worker" in names
+
+
+def test_ingest_is_timed_behind_its_first_batch(tmp_path: Path) -> None:
+    ledger = SyntheticLedger(tmp_path)
+    for _ in range(3):
+        ledger.commit()
+    records = ledger.journal.batches()
+    seconds = (records[2].committed_us - records[0].committed_us) / SECOND
+    assert ingest_rate(records) == pytest.approx(2 / seconds)
+
+
+def test_freshness_is_held_against_its_goals(tmp_path: Path) -> None:
+    ledger = SyntheticLedger(tmp_path)
+    ledger.commit()
+    visible_ms = (*map(float, range(300, 501, 2)), 2_000.0, 2_000.0)
+    run = MeasuredFreshness(visible_ms, tuple(ledger.journal.batches()), 2.0, sent=99, sent_per_second=990, billed=99)
+    figures = {figure.name: figure for figure in freshness_figures(run, rate=1_000)}
+    assert figures["p50 from accepted to visible, 1,000 events/s"].met
+    p99 = figures["p99 from accepted to visible, 1,000 events/s"]
+    assert (p99.goal, p99.met) == ("≤ 1,000.0", False)
+    assert figures["from accepted to visible, 1,000 events/s"].spread == (300, 2_000)
+    assert figures["batches"].value == 0.5
+    with pytest.raises(OpentabError, match="--seconds"):
+        freshness_figures(replace(run, visible_ms=(1.0,)), rate=1_000)
+
+
+def test_percentiles() -> None:
+    values = list(range(101))
+    assert (percentile(values, 50), percentile(values, 99)) == (50, 99)
+
+
+def test_replicas_are_held_against_their_goals() -> None:
+    turns = [ReplicaTurn(CatchUp(s, 3, 0, 300 * MIB), CatchUp(s, 3, 3, 400 * MIB), 9.0, MIB, MIB) for s in (5, 20, 10)]
+    figures = {figure.name: figure for figure in replica_figures(turns, customers=1_000_000, entries=4_000_000)}
+    bootstrap = figures["new replica from balances, 1,000,000 customers"]
+    assert (bootstrap.value, bootstrap.spread, bootstrap.met) == (10, (5, 20), True)
+    rate = figures["journal entries folded, one core"]
+    assert (rate.value, rate.met) == (400_000, False)
+    assert figures["peak memory without balances"].value == 400
+
+
+def test_a_real_replica_is_measured(home: Home, tmp_path: Path) -> None:
+    write_month(home, customers=2_000)
+    bill_waiting(home)
+    said: list[str] = []
+    measured = measure_replica(home, tmp_path / "balances", customers=2_000, repeats=1, say=said.append)
+    figures = {figure.name: figure for figure in measured}
+    assert figures["journal entries"].value > 2_000
+    assert figures["journal entries folded, one core"].value > 0
+    assert 0 < figures["new replica from balances, 2,000 customers"].value < 60
+    assert figures["on disk from balances"].value > 0.1
+    assert figures["peak memory from balances"].value > 50
+    assert said == [said[0]]
+    assert said[0].startswith("1 of 1: ")

@@ -21,11 +21,14 @@ from opentab.config import Home
 from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
+    from opentab.lab.bench import Figure
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
 
 FORMATS = click.Choice(["table", "csv", "json"])
+SOME = click.IntRange(min=1)
+CUSTOMERS = click.IntRange(min=10)  # nine have names of their own
 OK, DIFFERENT = 0, 1
 INTERRUPTED = 130
 OUR_BUG = 70
@@ -760,53 +763,82 @@ def bench() -> None:
     """Measure opentab on this machine."""
 
 
+def figures_to(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a bench the option --json."""
+    file = click.Path(path_type=Path)
+    return click.option("--json", "json_path", type=file, metavar="FILE", help="write the figures there too")(command)
+
+
+def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> None:
+    """Run a bench in a directory of its own, and print what it measured."""
+    import tempfile
+
+    from opentab.lab.bench import render
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
+    terminal.write(render(figures))
+
+
 @bench.command("ingest")
 @click.option(
     "--events", default=5_000_000, show_default=True, help="in the log, with 100 and with 1,000,000 customers"
 )
 @click.option("--repeats", default=3, show_default=True, help="runs of each size, in turn")
 @click.option("--batches", default=10_000, show_default=True, help="commits in the old ledger")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
-)
+@figures_to
 def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Path | None) -> None:
     """Throughput of run --once, its start and memory, and what age does to the ledger."""
-    import tempfile
+    from opentab.lab.bench import bench_ingest
 
-    from opentab.lab.bench import bench_ingest, render
-
-    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
-        figures = bench_ingest(
-            events=events,
-            repeats=repeats,
-            json_path=json_path,
-            work_dir=Path(work_dir),
-            say=lambda text: terminal.write(text, sys.stderr),
-            old_batches=batches,
-        )
-    terminal.write(render(figures))
+    _print_figures(bench_ingest, events=events, repeats=repeats, old_batches=batches, json_path=json_path)
 
 
 @bench.command("closing")
 @click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [1000, 100000, 1000000]")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="write the figures there too"
-)
+@figures_to
 def bench_closing_command(sizes: tuple[int, ...], json_path: Path | None) -> None:
     """Time to close a month, and what the stream notices of it."""
-    import tempfile
-
-    from opentab.lab.bench import render
     from opentab.lab.closing_bench import SIZES, bench_closing
 
-    with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
-        figures = bench_closing(
-            sizes=tuple(sorted(sizes)) or SIZES,
-            json_path=json_path,
-            work_dir=Path(work_dir),
-            say=lambda text: terminal.write(text, sys.stderr),
-        )
-    terminal.write(render(figures))
+    _print_figures(bench_closing, sizes=tuple(sorted(sizes)) or SIZES, json_path=json_path)
+
+
+@bench.command("reads")
+@click.option("--customers", default=1_000_000, show_default=True, type=CUSTOMERS, help="to be read at random")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="to be ingested beside the reads")
+@click.option("--seconds", default=10, show_default=True, type=SOME, help="of a load while nothing else runs")
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each load, in turn")
+@click.option("--workers", multiple=True, type=SOME, help="HTTP processes; again for more [1, 2]")
+@figures_to
+def bench_reads_command(workers: tuple[int, ...], **options: Any) -> None:
+    """Reads of customers over HTTP beside Redis, idle and while the pipeline ingests."""
+    from opentab.lab.reads_bench import bench_reads
+
+    _print_figures(bench_reads, workers=tuple(sorted(set(workers))) or (1, 2), **options)
+
+
+@bench.command("freshness")
+@click.option("--seconds", default=60, show_default=True, type=SOME, help="behind the warm-up")
+@click.option("--rate", default=1_000, show_default=True, type=SOME, help="events a second that are sent")
+@figures_to
+def bench_freshness_command(**options: Any) -> None:
+    """Time from an event that was accepted over HTTP to the answer that shows it."""
+    from opentab.lab.freshness_bench import bench_freshness
+
+    _print_figures(bench_freshness, **options)
+
+
+@bench.command("replica")
+@click.option("--customers", default=1_000_000, show_default=True, type=CUSTOMERS, help="in the ledger")
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each way, in turn")
+@figures_to
+def bench_replica_command(**options: Any) -> None:
+    """Time to make a replica, from the balances and without them, and what it weighs."""
+    from opentab.lab.replica_bench import bench_replica
+
+    _print_figures(bench_replica, **options)
 
 
 def _interrupt(*_: object) -> None:

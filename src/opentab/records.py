@@ -123,5 +123,9 @@ class BatchRecord(msgspec.Struct, frozen=True):
         return int(self.sum_micros)
 
     @property
+    def took_ms(self) -> float:
+        return (self.committed_us - self.started_us) / 1000
+
+    @property
     def rejection_count(self) -> int:
         return sum(self.rejections.values())

@@ -16,16 +16,15 @@ from typing import Any
 
 from opentab import config
 from opentab.config import Home
-from opentab.lab.generator import Plan, generate
 from opentab.lab.ledger_age import Age, measure_ages
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, measure_run
+from opentab.lab.month_log import write_month
 
 CUSTOMERS_FEW = 100
 CUSTOMERS_MANY = 1_000_000
 YOUNG_BATCHES = 100
 OLD_BATCHES = 10_000
-PERIOD = "2026-01"  # long enough ago for every event to be in time
 
 WARM_MIN = 400_000
 MANY_TO_FEW_MIN = 0.9
@@ -74,10 +73,8 @@ def bench_ingest(
             )
     young, old = measure_ages(work_dir / "ledgers", young_batches=YOUNG_BATCHES, old_batches=old_batches, say=say)
     figures = [*run_figures(few.customers, runs[0], many.customers, runs[1]), *age_figures(young, old)]
-    if json_path is not None:
-        machine["load_before"] = [run.load_before for pair in zip(*runs, strict=True) for run in pair]
-        document = json.dumps(as_json(machine, figures), indent=2, ensure_ascii=False)
-        json_path.write_text(document + "\n", encoding="utf-8")
+    machine["load_before"] = [run.load_before for pair in zip(*runs, strict=True) for run in pair]
+    write_json(json_path, machine, figures)
     return figures
 
 
@@ -152,6 +149,13 @@ def as_json(machine: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any
     return {"machine": machine, "figures": [asdict(figure) | {"peer": None} for figure in figures]}
 
 
+def write_json(path: Path | None, machine: dict[str, Any], figures: Sequence[Figure]) -> None:
+    """Write that document, where it is wanted."""
+    if path is not None:
+        document = json.dumps(as_json(machine, figures), indent=2, ensure_ascii=False)
+        path.write_text(document + "\n", encoding="utf-8")
+
+
 def render(figures: Sequence[Figure]) -> str:
     """An aligned table."""
     header = ("figure", "value", "unit", "least", "most", "goal", "met")
@@ -181,14 +185,8 @@ def _make_log(work_dir: Path, customers_wanted: int, events: int, say: Say) -> _
     path.mkdir(parents=True)
     home = config.load(path)
     say(f"writing about {events:,} events of {customers:,} customers")
-    plan = Plan(
-        customers=customers,
-        events_per_customer=events // customers,
-        first_period=PERIOD,
-        late_share=0.0,
-        variety_share=0.0,
-    )
-    return _Log(home, customers, generate(plan, home).event_count_planned)
+    outcome = write_month(home, customers=customers, events_per_customer=events // customers)
+    return _Log(home, customers, outcome.event_count_planned)
 
 
 def _with_goal(figure: Figure, goal: str, met: bool) -> Figure:

@@ -8,39 +8,29 @@ and from the invoices' commit, so nothing in the pipeline knows that it is being
 from __future__ import annotations
 
 import json
-import signal
 import statistics
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from opentab import config
 from opentab.config import Home
-from opentab.errors import OpentabError
 from opentab.heartbeat import read_heartbeat
-from opentab.lab.bench import Figure, at_most, plain
-from opentab.lab.generator import Plan, generate
+from opentab.lab.bench import Figure, at_most, plain, write_json
+from opentab.lab.billed_home import bill_month, journal_of
+from opentab.lab.command import started, streams, wait_until
 from opentab.lab.machine import describe_machine
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.records import BatchRecord
 from opentab.sinks.files import missing
 
 SIZES = (1_000, 100_000, 1_000_000)
-EVENTS_PER_CUSTOMER = 5
-PERIOD = "2026-01"
 BEFORE_THE_END = "2026-02-01T06:00:00Z"  # the watermark stays 12 h behind
 BEHIND_THE_END = "2026-02-01T12:00:01Z"
 FEED_EVENTS = 200
 FEED_SECONDS = 0.25
 BATCHES_BEFORE = 20
-PATIENCE_SECONDS = 600
 SECONDS_MAX = 60.0
 GROWTH_MAX = 1.1  # noise and all
 DURING_MAX = 2.0
@@ -77,11 +67,7 @@ def bench_closing(*, sizes: tuple[int, ...], json_path: Path | None, work_dir: P
         say(f"{customers:,} customers: closed in {closing.seconds:.1f} s, files after {closing.files_seconds:.1f} s")
         measured.append(closing)
     figures = closing_figures(measured)
-    if json_path is not None:
-        from opentab.lab.bench import as_json
-
-        text = json.dumps(as_json(machine, figures), indent=2, ensure_ascii=False)
-        json_path.write_text(text + "\n", encoding="utf-8")
+    write_json(json_path, machine, figures)
     return figures
 
 
@@ -114,36 +100,23 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
 
     1. bill the month, 2. let the stream settle, 3. carry the watermark over the end, 4. wait for the files
     """
-    path.mkdir(parents=True)
-    home = config.load(path)
     say(f"billing a month of {customers:,} customers")
-    plan = Plan(
-        customers=customers,
-        events_per_customer=EVENTS_PER_CUSTOMER,
-        first_period=PERIOD,
-        late_share=0.0,
-        variety_share=0.0,
-    )
-    generate(plan, home)
-    command = [sys.executable, "-m", "opentab.cli", "run", "--home", str(path)]
-    subprocess.run([*command, "--once"], check=True, capture_output=True)
-    settled = _journal(home).position
-    pipeline = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    home = bill_month(path, customers=customers)
+    settled = journal_of(home).position
     feeder = _Feeder(home)
-    try:
-        _wait(lambda: _streams(home, pipeline), "Spark was up", pipeline)
-        feeder.start()
-        _wait(lambda: _position(home) >= settled + 2 + BATCHES_BEFORE, "the stream settled", pipeline)
-        feeder.at = BEHIND_THE_END
-        _wait(lambda: _closed(home), "the month was closed", pipeline)
-        closed_at = _commit_seconds(home)
-        _wait(lambda: not missing(home.invoices_path, _invoices(home)), "the files were there", pipeline)
-        files_at = max(file.stat().st_mtime for file in home.invoices_path.rglob("*") if file.is_file())
-    finally:
-        feeder.stop()
-        pipeline.send_signal(signal.SIGTERM)
-        pipeline.wait()
-    records = _journal(home).batches(after=settled + 2)
+    with started(home, "run") as pipeline:
+        try:
+            wait_until(lambda: streams(home, pipeline), "Spark was up", pipeline)
+            feeder.start()
+            wait_until(lambda: _position(home) >= settled + 2 + BATCHES_BEFORE, "the stream settled", pipeline)
+            feeder.at = BEHIND_THE_END
+            wait_until(lambda: _closed(home), "the month was closed", pipeline)
+            closed_at = _commit_seconds(home)
+            wait_until(lambda: not missing(home.invoices_path, _invoices(home)), "the files were there", pipeline)
+            files_at = max(file.stat().st_mtime for file in home.invoices_path.rglob("*") if file.is_file())
+        finally:
+            feeder.stop()
+    records = journal_of(home).batches(after=settled + 2)
     position = _invoices(home).files[0].position
     (closing,) = [record for record in records if record.batch == position]
     began_at = closing.committed_us / 1e6
@@ -151,8 +124,8 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
         customers=customers,
         seconds=closed_at - began_at,
         files_seconds=files_at - began_at,
-        before_ms=tuple(_took_ms(r) for r in records if r.batch < position),
-        during_ms=tuple(_took_ms(r) for r in records if r.batch > position and r.started_us < closed_at * 1e6),
+        before_ms=tuple(r.took_ms for r in records if r.batch < position),
+        during_ms=tuple(r.took_ms for r in records if r.batch > position and r.started_us < closed_at * 1e6),
         ledger_bytes=sum(file.path.stat().st_size for file in _invoices(home).files),
         file_bytes=sum(file.stat().st_size for file in home.invoices_path.rglob("*") if file.is_file()),
     )
@@ -181,15 +154,6 @@ class _Feeder:
             self._producer.append((json.dumps(event) + "\n").encode() * FEED_EVENTS)
 
 
-def _took_ms(record: BatchRecord) -> float:
-    return (record.committed_us - record.started_us) / 1000
-
-
-def _streams(home: Home, pipeline: subprocess.Popen[bytes]) -> bool:
-    beat = read_heartbeat(home.ledger_path)
-    return beat is not None and beat.pid == pipeline.pid and beat.streaming
-
-
 def _position(home: Home) -> int:
     beat = read_heartbeat(home.ledger_path)
     return beat.position if beat else 0
@@ -209,17 +173,3 @@ def _invoices(home: Home) -> Invoices:
     invoices = Invoices.open(home.ledger_path)
     assert invoices is not None
     return invoices
-
-
-def _journal(home: Home) -> Journal:
-    journal = Journal.open(home.ledger_path, home.identity)
-    assert journal is not None
-    return journal
-
-
-def _wait(until: Callable[[], bool], what: str, pipeline: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not until():
-        if pipeline.poll() is not None or time.monotonic() > deadline:
-            raise OpentabError(f"the measured pipeline ended or took too long before {what}")
-        time.sleep(0.5)

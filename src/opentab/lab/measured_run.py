@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import psutil
 from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.lab.command import started
 from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
 
@@ -89,23 +88,13 @@ def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
     home = config.load(path)
     link_log(source, home)
     load_before = os.getloadavg()[0]
-    output = path / "output.txt"
-    command = [sys.executable, "-m", "opentab.cli", "run", "--once", "--home", str(path)]
     memory = MemoryPeaks()
     started_us = time.time_ns() // 1000
-    with output.open("wb") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        try:
-            while process.poll() is None:
-                memory.sample(process.pid)
-                time.sleep(SAMPLE_SECONDS)
-        finally:
-            # Interrupted: the run is ours to end, and it ends cleanly.
-            process.terminate()
-            process.wait()
-    if process.returncode != 0:
-        said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise OpentabError(f"the measured run failed: {said[-1] if said else process.returncode}")
+    with started(home, "run", "--once") as command:
+        while command.runs:
+            memory.sample(command.process.pid)
+            time.sleep(SAMPLE_SECONDS)
+        command.check(ended_well=True)
     journal = Journal.open(home.ledger_path, home.identity)
     batches = committed(journal.batches()) if journal else ()
     run = MeasuredRun(started_us, batches, memory.bytes_max, load_before)

@@ -1,0 +1,251 @@
+"""opentab bench freshness: how long until an event that was accepted over HTTP is in the answer over HTTP.
+
+A real pipeline and a real server work on a new home, under a steady stream of events. A probe posts events of a
+customer of its own and asks for that customer's total all the time. What the first seconds show is Spark's
+warm-up; it is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opentab import config
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.lab.bench import Figure, Say, at_most, plain, write_json
+from opentab.lab.command import started, streams, wait_until
+from opentab.lab.http_line import HttpLine
+from opentab.lab.machine import describe_machine
+from opentab.lab.served_home import served
+from opentab.ledger.journal import Journal
+from opentab.records import BatchRecord
+
+WARM_UP_SECONDS = 10
+POST_EVENTS = 20
+CUSTOMERS = 1_000
+PROBE = "probe"
+PROBE_SECONDS = 0.1  # on average; in step with the batches it would see the same moment of each
+POLL_SECONDS = 0.02  # asked every 5 ms, a server on two cores makes the pipeline wait
+WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 60
+P50_MS_MAX = 500.0
+P99_MS_MAX = 1_000.0
+SAMPLES_MIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFreshness:
+    """What came of one run behind its warm-up."""
+
+    visible_ms: tuple[float, ...]  # from the accepted POST to the GET that shows it, event by event
+    batches: tuple[BatchRecord, ...]
+    seconds: float
+    sent: int  # of the whole run
+    sent_per_second: float
+    billed: int
+
+
+def bench_freshness(*, seconds: int, rate: int, json_path: Path | None, work_dir: Path, say: Say) -> list[Figure]:
+    """Measure how fresh answers are under a steady stream of events; write the figures where asked to."""
+    machine = describe_machine()
+    measured = measure_freshness(work_dir / "home", seconds=seconds, rate=rate, say=say)
+    if measured.billed != measured.sent:
+        raise OpentabError(f"{measured.sent:,} events were accepted, but {measured.billed:,} are billed")
+    figures = freshness_figures(measured, rate=rate)
+    write_json(json_path, machine, figures)
+    return figures
+
+
+def freshness_figures(measured: MeasuredFreshness, *, rate: int) -> list[Figure]:
+    """What a run comes to."""
+    visible_ms = measured.visible_ms
+    if len(visible_ms) < SAMPLES_MIN:
+        raise OpentabError("too few events became visible to say anything", hint="give --seconds more")
+    p50_ms, p99_ms = (percentile(visible_ms, share) for share in (50, 99))
+    label = f"{rate:,} events/s"
+    figures = [
+        at_most(f"p50 from accepted to visible, {label}", [p50_ms], "ms", P50_MS_MAX),
+        at_most(f"p99 from accepted to visible, {label}", [p99_ms], "ms", P99_MS_MAX),
+        plain(f"from accepted to visible, {label}", visible_ms, "ms"),
+        plain("probes", [len(visible_ms)], "events"),
+        plain("events accepted", [measured.sent_per_second], "events/s"),
+    ]
+    if measured.batches:
+        figures += [
+            plain("batch", [record.took_ms for record in measured.batches], "ms"),
+            plain("events of a batch", [record.event_count for record in measured.batches], "events"),
+            plain("batches", [len(measured.batches) / measured.seconds], "batches/s"),
+        ]
+    return [
+        *figures,
+        plain("events accepted in all, all billed", [measured.sent], "events"),
+    ]
+
+
+def percentile(values: Sequence[float], share: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
+
+
+def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say) -> MeasuredFreshness:
+    """Probe a new home under load.
+
+    1. start the pipeline and the server, 2. send and probe, 3. wait until all that was sent is billed
+    """
+    path.mkdir(parents=True)
+    home = config.load(path)
+    say("starting the pipeline and the server")
+    with started(home, "run") as pipeline:
+        wait_until(lambda: streams(home, pipeline), "Spark was up", pipeline)
+        with served(home, workers=home["server.workers"]) as server, ThreadPoolExecutor(3) as threads:
+            say(f"sending for {WARM_UP_SECONDS} s of warm-up, which do not count, and for {seconds} s")
+            stopping = threading.Event()
+            sender, probe = _Sender(server.port, rate, stopping), _Probe(server.port, stopping)
+            began_at = time.monotonic()
+            working = [threads.submit(work) for work in (sender.send, probe.post, probe.look)]
+            try:
+                while time.monotonic() < began_at + WARM_UP_SECONDS + seconds:
+                    if any(work.done() for work in working):
+                        break  # it has failed, and its result says how
+                    pipeline.check()
+                    server.command.check()
+                    time.sleep(WATCH_SECONDS)
+            except BaseException:
+                probe.abandoned.set()  # what was posted will not become visible
+                raise
+            finally:
+                stopping.set()
+            for work in working:
+                work.result()
+            sent = sender.sent + probe.sent
+            _wait_until_billed(home, sent)
+    records = _records(home)
+    warm_at = began_at + WARM_UP_SECONDS
+    warm_us = time.time_ns() // 1000 - round((time.monotonic() - warm_at) * 1e6)
+    return MeasuredFreshness(
+        visible_ms=tuple(probe.visible_ms(since=warm_at)),
+        batches=tuple(
+            r for r in records if warm_us <= r.started_us and r.committed_us <= warm_us + seconds * 1_000_000
+        ),
+        seconds=seconds,
+        sent=sent,
+        sent_per_second=sent / (sender.ended_at - began_at),
+        billed=sum(record.event_count for record in records),
+    )
+
+
+@dataclass(slots=True)
+class _Sender:
+    """Sends events at a steady rate; held up, it catches up."""
+
+    port: int
+    rate: int
+    stopping: threading.Event
+    sent: int = 0
+    ended_at: float = 0.0
+
+    def send(self) -> None:
+        drawn = random.Random(1)
+        next_at = time.monotonic()
+        with closing(HttpLine(self.port)) as line:
+            while not self.stopping.wait(max(0.0, next_at - time.monotonic())):
+                names = [f"c{drawn.randrange(CUSTOMERS):07d}" for _ in range(min(POST_EVENTS, self.rate))]
+                _post(line, [_event(name) for name in names])
+                self.sent += len(names)
+                next_at += len(names) / self.rate
+        self.ended_at = time.monotonic()
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Posts one event after the other, and looks when each of them is in the answer.
+
+    Posting does not wait for looking: else a slow moment would be probed less often than a fast one.
+    """
+
+    port: int
+    stopping: threading.Event
+    posted: threading.Event = field(default_factory=threading.Event)  # and no more will be
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    accepted_at: list[float] = field(default_factory=list)
+    visible_at: list[float] = field(default_factory=list)
+
+    @property
+    def sent(self) -> int:
+        return len(self.accepted_at)
+
+    def visible_ms(self, *, since: float) -> list[float]:
+        pairs = zip(self.accepted_at, self.visible_at, strict=False)  # billed twice, more may be visible
+        return [max(0.0, visible - accepted) * 1000 for accepted, visible in pairs if accepted >= since]
+
+    def post(self) -> None:
+        drawn = random.Random(2)
+        try:
+            with closing(HttpLine(self.port)) as line:
+                while not self.stopping.wait(drawn.uniform(0, 2 * PROBE_SECONDS)):
+                    _post(line, [_event(PROBE)])
+                    self.accepted_at.append(time.monotonic())
+        finally:
+            self.posted.set()
+
+    def look(self) -> None:
+        deadline = math.inf
+        with closing(HttpLine(self.port)) as line:
+            while not self.abandoned.is_set() and not self._all_visible():
+                now = time.monotonic()
+                if self.posted.is_set():
+                    deadline = min(deadline, now + PATIENCE_SECONDS)
+                if now > deadline:
+                    raise OpentabError(f"{self.sent - len(self.visible_at)} events did not become visible")
+                count = _event_count(*line.get(f"/v1/customers/{PROBE}"))
+                # The server may show an event before we have its answer that it was accepted.
+                self.visible_at += [time.monotonic()] * (count - len(self.visible_at))
+                time.sleep(POLL_SECONDS)
+
+    def _all_visible(self) -> bool:
+        return self.posted.is_set() and len(self.visible_at) >= self.sent
+
+
+def _event(customer: str) -> dict[str, str]:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"time": now, "customer": customer, "type": "DATA", "amount": "0.01"}
+
+
+def _post(line: HttpLine, events: list[dict[str, str]]) -> None:
+    status, answer = line.post("/v1/events", msgspec.json.encode(events))
+    if status != 202 or answer["accepted"] != len(events):
+        raise OpentabError(f"the server did not accept all events of a request: {status} {answer}")
+
+
+def _event_count(status: int, answer: dict[str, Any]) -> int:
+    """How many events of a customer an answer shows, in all of its periods."""
+    if status == 404:
+        return 0  # none of them is billed yet
+    if status != 200:
+        raise OpentabError(f"the server did not answer: {status} {answer}")
+    periods = [answer["current"], *answer["open"], *answer["closed"]]
+    return sum(period["events"] for period in periods if period is not None)
+
+
+def _records(home: Home) -> list[BatchRecord]:
+    journal = Journal.open(home.ledger_path, home.identity)
+    return journal.batches() if journal else []
+
+
+def _wait_until_billed(home: Home, sent: int) -> None:
+    """Give the pipeline time to bill the rest; whether it is all of it is said elsewhere."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and sum(record.event_count for record in _records(home)) < sent:
+        time.sleep(1.0)
