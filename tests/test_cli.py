@@ -262,13 +262,6 @@ def test_generate_until_final_goes_on_behind_the_last_month(tmp_path: Path) -> N
     assert '"amount":"0.000000"' in out.read_text().splitlines()[-1]
 
 
-def test_the_demo_ends_by_itself_with_a_verdict(tmp_path: Path) -> None:
-    done = opentab("demo", "--month-seconds", "3", "--events", "300", home=tmp_path / "demo")
-    assert "Verdict: all 27 invoices are exact" in done.stdout
-    assert " closed at batch " in done.stdout
-    assert "The ledger agrees with the log" in done.stdout
-
-
 def test_totals_of_a_range_of_days(tmp_path: Path) -> None:
     home = new_home(tmp_path / "home")
     bill(

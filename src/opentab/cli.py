@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
@@ -18,7 +19,7 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
-from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, OpentabError, means_disk_full
+from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, MachineError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
     from opentab.lab.bench import Figure
@@ -33,6 +34,7 @@ OK, DIFFERENT = 0, 1
 INTERRUPTED = 130
 OUR_BUG = 70
 BAR_BYTES_MIN = 16 * 2**20
+DEMO_BYTES_MIN = 512 * 2**20
 
 
 def main() -> None:
@@ -641,25 +643,43 @@ def _segments(taken: dict[str, tuple[int, int]]) -> str:
 @click.option("--month-seconds", default=30.0, show_default=True, help="how long a simulated month lasts")
 @click.option("--events", default=10_000, show_default=True, help="about so many a customer and month")
 @click.option("--seed", default=1, show_default=True)
+@click.option("--port", default=8080, show_default=True, help="where the page is")
 @click.option("--home", "home_dir", metavar="DIR", help="a new directory; else one below the temporary ones")
-def demo(months: int, month_seconds: float, events: int, seed: int, home_dir: str | None) -> int:
-    """Three simulated months, live: totals tick beside the pipeline; then the audit's verdict."""
+def demo(port: int, home_dir: str | None, **options: Any) -> int:
+    """Everything at once, live: three simulated months, the page, and the audit's verdict.
+
+    On a terminal it goes on serving the page until Ctrl-C.
+    """
     import tempfile
 
     from opentab.java import find_java
+    from opentab.lab.demo import staged, stay
     from opentab.lab.screen import compare_bills, watch
+    from opentab.server.serve import check_free
 
+    find_java()
+    check_free("127.0.0.1", port)
     path = Path(home_dir) if home_dir else Path(tempfile.mkdtemp(prefix="opentab-demo-"))
     if path.exists() and any(path.iterdir()):
         raise InputError(f"{path} is not empty", hint="give --home a new directory")
-    home = config.load(path)
-    find_java()
+    path.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path).free
+    if free < DEMO_BYTES_MIN:
+        raise MachineError(
+            f"{path} has {free >> 20:,} MiB of room", hint=f"the demo needs {DEMO_BYTES_MIN >> 20:,} MiB"
+        )
     signal.signal(signal.SIGTERM, _interrupt)
-    watch(home, months=months, month_seconds=month_seconds, events=events, seed=seed)
-    terminal.write()
-    code = _verify(home, expected=True)
-    code = code if compare_bills(home) else DIFFERENT
-    terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
+    home = config.load(path)
+    with staged(home, port=port) as stage:
+        watch(stage, **options)
+        terminal.write()
+        code = _verify(home, expected=True)
+        code = code if compare_bills(home) else DIFFERENT
+        terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
+        if sys.stdout.isatty():
+            terminal.write(f"The page stays at {stage.url}/ until you press Ctrl-C.")
+            with suppress(KeyboardInterrupt):
+                stay(stage)
     return code
 
 

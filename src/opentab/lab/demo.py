@@ -1,15 +1,17 @@
-"""Everything at once on one machine: the simulated telecom, the pipeline, the totals as they tick."""
+"""Everything at once on one machine: the simulated telecom, pipeline, replica and server, the totals as they tick."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.heartbeat import Heartbeat, read_heartbeat
-from opentab.lab.command import started, streams
+from opentab.lab.command import Command, started, streams, wait_until
 from opentab.lab.news import News
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
@@ -43,47 +45,72 @@ class Scene:
         )
 
 
-def play(home: Home, *, months: int, month_seconds: float, events: int, seed: int) -> Iterator[Scene]:
-    """Run simulator and pipeline as processes of their own, and yield what can be read meanwhile.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What runs for as long as the demo is watched: the pipeline, and the server with its replica."""
 
-    It ends when all events are in the journal and all invoices in their files. Whatever happens, no
-    process stays behind.
+    home: Home
+    pipeline: Command
+    server: Command
+    url: str
+
+    def check(self) -> None:
+        """Raise if a part of it has ended."""
+        self.pipeline.check()
+        self.server.check()
+
+
+@contextmanager
+def staged(home: Home, *, port: int) -> Iterator[Stage]:
+    """Start pipeline and server; yields once the server answers. Whatever happens, no process stays behind."""
+    with started(home, "serve", "--port", str(port)) as server, started(home, "run") as pipeline:
+        stage = Stage(home, pipeline, server, f"http://127.0.0.1:{port}")
+        wait_until(lambda: _answers(port), "the server answered", server, pipeline, poll_seconds=0.1)
+        yield stage
+
+
+def play(stage: Stage, *, months: int, month_seconds: float, events: int, seed: int) -> Iterator[Scene]:
+    """Run the simulator beside them, and yield what can be read meanwhile.
+
+    It ends when all events are in the journal and all invoices in their files.
     """
-    news = News(home)
-    with started(home, "run") as pipeline:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not streams(home, pipeline):
-            pipeline.check()
-            if time.monotonic() > deadline:
-                raise OpentabError("Spark did not start in time", hint=f"see {home.logs_path}")
-            yield _scene(home, news, generating=False)
+    home, news = stage.home, News(stage.home)
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while not streams(home, stage.pipeline):
+        stage.check()
+        if time.monotonic() > deadline:
+            raise OpentabError("Spark did not start in time", hint=f"see {home.logs_path}")
+        yield _scene(home, news, generating=False)
+        time.sleep(POLL_SECONDS)
+    amounts = {"months": months, "month-seconds": month_seconds, "events": events, "seed": seed}
+    options = [word for name, value in amounts.items() for word in (f"--{name}", str(value))]
+    with started(home, "generate", "--until-final", *options) as simulator:
+        while simulator.runs:
+            stage.check()
+            yield _scene(home, news, generating=True)
             time.sleep(POLL_SECONDS)
-        options = [
-            "--until-final",
-            "--months",
-            months,
-            "--month-seconds",
-            month_seconds,
-            "--events",
-            events,
-            "--seed",
-            seed,
-        ]
-        with started(home, "generate", *map(str, options)) as simulator:
-            while simulator.runs:
-                pipeline.check()
-                yield _scene(home, news, generating=True)
-                time.sleep(POLL_SECONDS)
-            simulator.check(ended_well=True)
-        finished_us = time.time_ns() // 1000
-        while True:
-            pipeline.check()
-            scene = _scene(home, news, generating=False)
-            yield scene
-            read = scene.caught_up and scene.heartbeat and (scene.heartbeat.caught_up_us or 0) > finished_us
-            if read and scene.invoiced and not _files_missing(home):
-                return
-            time.sleep(POLL_SECONDS)
+        simulator.check(ended_well=True)
+    finished_us = time.time_ns() // 1000
+    while True:
+        stage.check()
+        scene = _scene(home, news, generating=False)
+        yield scene
+        read = scene.caught_up and scene.heartbeat and (scene.heartbeat.caught_up_us or 0) > finished_us
+        if read and scene.invoiced and not _files_missing(home):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def stay(stage: Stage) -> None:
+    """Keep it running until someone interrupts."""
+    while True:
+        stage.check()
+        time.sleep(POLL_SECONDS)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _files_missing(home: Home) -> bool:

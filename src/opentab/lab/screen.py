@@ -14,7 +14,7 @@ from rich.text import Text
 from opentab import terminal
 from opentab.config import Home
 from opentab.lab.bills import invoiced_by_own_month
-from opentab.lab.demo import Scene, play, simulated_day
+from opentab.lab.demo import Scene, Stage, play, simulated_day
 from opentab.lab.generator import read_bills
 from opentab.lab.news import all_statements
 from opentab.ledger.statement import Statement
@@ -23,11 +23,10 @@ from opentab.money import format_micros, format_minor, round_to_minor
 NEWS_LINES = 8
 
 
-def watch(home: Home, **options: Any) -> None:
+def watch(stage: Stage, **options: Any) -> None:
     """Play the demo and show it: a table that ticks on a terminal, a line now and then elsewhere."""
-    terminal.write(
-        f"opentab demo in {home.path}: nine customers, {options['months']} months of {options['month_seconds']:g} s"
-    )
+    terminal.write(f"opentab demo: nine customers, {options['months']} months of {options['month_seconds']:g} s each")
+    terminal.write(f"Watch it live: {terminal.paint(stage.url + '/', terminal.GREEN)}")
 
     def summary(scene: Scene) -> str:
         events = sum(total.event_count for total in scene.totals)
@@ -37,12 +36,12 @@ def watch(home: Home, **options: Any) -> None:
     told: list[str] = []
     if sys.stdout.isatty():
         with Live(refresh_per_second=4) as live:
-            for scene in play(home, **options):
+            for scene in play(stage, **options):
                 told += scene.news
                 live.update(_demo_table(scene, told[-NEWS_LINES:], summary(scene)))
         return
     line = terminal.LiveLine(sys.stdout)
-    for scene in play(home, **options):
+    for scene in play(stage, **options):
         for news in scene.news:
             terminal.write(news)
         line.show(summary(scene), time.monotonic())
