@@ -23,7 +23,10 @@ WORKER = "HTTP worker"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process holds. Pages of the replica are shared: PSS counts a part of them, USS none."""
+    """What a process holds, pages of the replica among it.
+
+    RSS counts all of those that it has touched, PSS its share of them, USS those that no other process has.
+    """
 
     rss_bytes: int
     pss_bytes: int
