@@ -179,6 +179,20 @@ def test_five_hundred_streams_on_one_worker(tmp_path: Path) -> None:
     assert second == ["3.000000"] * 500
 
 
+def test_an_open_stream_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    with httpx.Client(timeout=60) as client:
+        with serving(home, workers=1) as url:
+            wait_for(lambda: position(url) == 1, "it was there")
+            stream = client.send(client.build_request("GET", f"{url}/v1/stream?customer=ann"), stream=True)
+            lines = stream.iter_lines()
+            assert next(lines).startswith("retry")
+            ending = time.monotonic()
+        assert time.monotonic() - ending < 15
+        stream.close()
+
+
 async def read_two(url: str, home: Home) -> tuple[list[str], list[str]]:
     """The first two messages of 500 streams that are open at the same time."""
     limits = httpx.Limits(max_connections=None)
