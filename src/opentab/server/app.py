@@ -20,7 +20,19 @@ from opentab.server.limits import Limits
 from opentab.server.metrics import Counters, Timed
 from opentab.server.paths import RawPaths
 from opentab.server.problem import install
-from opentab.server.routes import customers, events, health, invoices, periods, stream, types
+from opentab.server.routes import (
+    batches,
+    customers,
+    events,
+    health,
+    invoices,
+    page,
+    periods,
+    rejections,
+    session,
+    stream,
+    types,
+)
 from opentab.server.tokens import Gate, read_key
 
 DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Every answer says how fresh it is."
@@ -50,11 +62,14 @@ def build_app(home: Home) -> Any:
         redirect_slashes=False,
     )
     install(api)
-    for routes in (customers, invoices, types, periods):
+    for routes in (customers, invoices, types, periods, batches, rejections):
         routes.add_routes(api, desk)
     stream.add_routes(api, desk, Feed(reader, counters.streams, per_token_max=home["server.streams_max"]))
     events.add_routes(api, intake)
     health.add_routes(api, desk, counters)
-    inner = Limits(HotReads(RawPaths(Timed(api, counters)), desk, counters))
     key = read_key(home)
-    return LoopbackOnly(inner) if key is None else TokensOnly(inner, Gate(key, home.revoked_path))
+    gate = Gate(key, home.revoked_path) if key is not None else None
+    session.add_routes(api, home, gate)
+    page.add_routes(api)
+    inner = Limits(HotReads(RawPaths(Timed(api, counters)), desk, counters))
+    return LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)

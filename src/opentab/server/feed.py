@@ -1,12 +1,13 @@
 """Live streams: a message whenever a batch touched what the reader looks at (server-sent events).
 
 Totals are cumulative, so only the newest state is ever sent: a slow reader skips what lies between, and nothing
-is kept for it.
+is kept for it. Who asks for a pulse is told every second how fresh that state is, also while nothing happens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -19,9 +20,11 @@ from opentab.replica.reader import Reader
 
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 15.0
+PULSE_SECONDS = 1.0
 STREAMS_MAX = 2_000
 
 Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to send, what decides whether to
+Pulse = Callable[[], dict[str, object]]
 
 
 class Feed:
@@ -42,7 +45,9 @@ class Feed:
             return False
         return holder is None or self._open[holder] < self._per_token_max
 
-    async def stream(self, look: Look, *, last_seen: int | None, holder: str | None = None) -> AsyncIterator[bytes]:
+    async def stream(
+        self, look: Look, *, last_seen: int | None, holder: str | None = None, pulse: Pulse | None = None
+    ) -> AsyncIterator[bytes]:
         """The messages of one stream; `last_seen` is the position that the reader has from before."""
         self._open[holder] += 1
         self._streams.inc()
@@ -51,6 +56,8 @@ class Feed:
         try:
             sent: object = None
             known = self._at
+            every = PULSE_SECONDS if pulse else HEARTBEAT_SECONDS
+            due = time.monotonic()
             yield b"retry: 1000\n\n"
             while True:
                 # A replica that is made anew says nothing for a while; then it has moved on.
@@ -59,22 +66,23 @@ class Feed:
                     if state != sent and not (sent is None and last_seen is not None and last_seen >= position):
                         yield b"id: %d\nevent: totals\ndata: %s\n\n" % (position, msgspec.json.encode(answer))
                     sent = state
-                known, alive = await self._wait(known)
-                if not alive:
-                    yield b": alive\n\n"
+                if time.monotonic() >= due:
+                    due = time.monotonic() + every
+                    yield _sign_of_life(pulse)
+                known = await self._wait(known, due - time.monotonic())
         finally:
             self._open[holder] -= 1
             if not self._open[holder]:
                 del self._open[holder]
             self._streams.dec()
 
-    async def _wait(self, known: tuple[int, int]) -> tuple[tuple[int, int], bool]:
-        """Until the replica has moved on; False if it has not for so long that a sign of life is due."""
+    async def _wait(self, known: tuple[int, int], seconds: float) -> tuple[int, int]:
+        """Until the replica has moved on, or a sign of life is due."""
         async with self._moved:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait_for(lambda: self._at != known), HEARTBEAT_SECONDS)
-                return self._at, True
-        return known, False
+                await asyncio.wait_for(self._moved.wait_for(lambda: self._at != known), max(0.0, seconds))
+                return self._at
+        return known
 
     async def _watch(self) -> None:
         while self._open:
@@ -87,3 +95,10 @@ class Feed:
                         self._at = at
                         self._moved.notify_all()
             await asyncio.sleep(POLL_SECONDS)
+
+
+def _sign_of_life(pulse: Pulse | None) -> bytes:
+    with suppress(ReplicaError):
+        if pulse is not None:
+            return b"event: pulse\ndata: %s\n\n" % msgspec.json.encode(pulse())
+    return b": alive\n\n"
