@@ -53,11 +53,9 @@ def check_exact(home: Home) -> None:
 
 
 @contextmanager
-def serving(home: Home, *, workers: int = 2, **environment: str) -> Iterator[str]:
+def serving(home: Home, *, workers: int = 2, port: int | None = None, **environment: str) -> Iterator[str]:
     """A real server of a home; yields its address once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port or free_port()
     command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", str(workers)]
     process = subprocess.Popen(command, start_new_session=True, env={**os.environ, **environment})
     url = f"http://127.0.0.1:{port}"
@@ -71,6 +69,12 @@ def serving(home: Home, *, workers: int = 2, **environment: str) -> Iterator[str
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def answers(url: str) -> bool:

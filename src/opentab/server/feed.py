@@ -34,7 +34,7 @@ class Feed:
         self._reader = reader
         self._streams = streams
         self._per_token_max = per_token_max
-        self._moved = asyncio.Condition()
+        self._moved = asyncio.Event()  # a new one after each move: who waits needs no lock, and may go at any moment
         self._at = (0, 0)
         self._task: asyncio.Task[None] | None = None
         self._open: Counter[str | None] = Counter()  # by the token that opened them
@@ -78,11 +78,11 @@ class Feed:
 
     async def _wait(self, known: tuple[int, int], seconds: float) -> tuple[int, int]:
         """Until the replica has moved on, or a sign of life is due."""
-        async with self._moved:
+        if self._at == known:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait_for(lambda: self._at != known), max(0.0, seconds))
-                return self._at
-        return known
+                async with asyncio.timeout(seconds):
+                    await self._moved.wait()
+        return self._at
 
     async def _watch(self) -> None:
         while self._open:
@@ -91,9 +91,9 @@ class Feed:
                     meta = snapshot.meta()
                 at = (meta.position, meta.invoices_position) if meta else (0, 0)
                 if at != self._at:
-                    async with self._moved:
-                        self._at = at
-                        self._moved.notify_all()
+                    self._at = at
+                    self._moved.set()
+                    self._moved = asyncio.Event()
             await asyncio.sleep(POLL_SECONDS)
 
 

@@ -12,7 +12,15 @@ from opentab.server.session import token_in
 from opentab.server.tokens import Gate, Token, TokenRefused, may
 
 # What tells nothing about anyone: health, and the files of the page, which asks for everything else.
-PUBLIC: tuple[list[str], ...] = (["healthz"], ["readyz"], ["openapi.json"], ["session"], [], ["management"], ["operations"])
+PUBLIC: tuple[list[str], ...] = (
+    ["healthz"],
+    ["readyz"],
+    ["openapi.json"],
+    ["session"],
+    [],
+    ["management"],
+    ["operations"],
+)
 CHALLENGE = {"www-authenticate": "Bearer"}
 TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 

@@ -22,6 +22,7 @@ from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 2  # then streams are cut off: pages come back by themselves
 HEADERS_BYTES_MAX = 64 * 1024  # beyond this a connection is not even read
 
 
@@ -61,6 +62,7 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
         ssl_key=tls.key if tls else None,
         log_level=LogLevels.warning,
         respawn_failed_workers=True,
+        workers_kill_timeout=STOP_SECONDS_MAX,
         websockets=False,
     )
     scheme = "https" if tls else "http"

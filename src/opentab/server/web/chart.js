@@ -60,12 +60,12 @@ export function course({ points, ticks, axis }) {
 }
 
 /** Bars of parts: columns {label, title, parts: [{value, series}]}, in order. */
-export function stacks({ columns, axis, every = 1, gap = 0.35, max = null }) {
+export function stacks({ columns, axis, every = 1, gap = 0.35, max = 0, base = 10 }) {
   return (width, height) => {
     const area = areaOf(width, height);
     const tops = columns.map((c) => c.parts.reduce((sum, p) => sum + Math.max(0, p.value), 0));
     const lows = columns.map((c) => c.parts.reduce((sum, p) => sum + Math.min(0, p.value), 0));
-    const scale = scaleOf([...tops, ...lows, max ?? 0], area);
+    const scale = scaleOf([...tops, ...lows, max], area, base);
     const step = area.width / Math.max(1, columns.length), bar = Math.min(72, Math.max(1, step * (1 - gap)));
     const shapes = [];
     columns.forEach((column, n) => {
@@ -88,10 +88,10 @@ export function stacks({ columns, axis, every = 1, gap = 0.35, max = null }) {
   };
 }
 
-/** The names of series. */
-export function legend(names) {
-  return el("ul", { class: "legend" }, ...names.map((text, series) =>
-    el("li", {}, el("span", { class: `key series-${series}`, "aria-hidden": "true" }), text)));
+/** The names of series; they are 0, 1, 2 … unless told otherwise. */
+export function legend(names, series = names.map((_, n) => n)) {
+  return el("ul", { class: "legend" }, ...names.map((text, n) =>
+    el("li", {}, el("span", { class: `key series-${series[n]}`, "aria-hidden": "true" }), text)));
 }
 
 /** A table behind a chart, for those who want the numbers. */
@@ -104,16 +104,18 @@ function areaOf(width, height) {
   return { ...area, bottom: area.top + area.height, right: area.left + area.width };
 }
 
-function scaleOf(values, area) {
+function scaleOf(values, area, base = 10) {
   const high = Math.max(0, ...values), low = Math.min(0, ...values);
-  const step = roundStep((high - low || 1) / 3);
+  const step = roundStep((high - low || 1) / 3, base);
   const top = Math.ceil(high / step - 1e-9) * step || (low ? 0 : step), bottom = Math.floor(low / step + 1e-9) * step;
   const steps = [];
   for (let n = Math.round(bottom / step); n <= Math.round(top / step); n++) steps.push(n * step);
   return { steps, y: (value) => area.bottom - ((value - bottom) / (top - bottom)) * area.height };
 }
 
-function roundStep(rough) {
+/** A step that is easy to read: in tens, or for bytes in powers of two. */
+function roundStep(rough, base) {
+  if (base === 2) return 2 ** Math.max(0, Math.ceil(Math.log2(rough)));
   const power = 10 ** Math.floor(Math.log10(rough));
   const found = [1, 2, 2.5, 5, 10].find((each) => each * power >= rough * 0.999);
   return found * power;

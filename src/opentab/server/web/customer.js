@@ -7,7 +7,7 @@ import { el, mark, name, say, table } from "./dom.js";
 import { Freshness, stamp } from "./freshness.js";
 import { earlierMonths } from "./invoices.js";
 import { axisMoney, decimal, height, micros, money, moneyParts, sum } from "./money.js";
-import { count, daysOf, instant, month, plural } from "./words.js";
+import { daysOf, instant, month, percent, plural } from "./words.js";
 
 const USAGE_PAUSE_MS = 10_000; // the course comes from the ledger, which takes longer than a total
 const INVOICES_PAUSE_MS = 1_000;
@@ -53,16 +53,24 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
     drawNote();
     drawCourse();
     invoices.totals(state.totals.filter((each) => each.period !== state.current_period));
-    const marks = JSON.stringify([message.invoices_position, message.totals.map((each) => [each.period, each.status])]);
-    if (marks !== seen) issued.wanted();
-    seen = marks;
+    look(message);
     if (days?.of !== state.current_period || own.events !== days.events) usage.wanted();
     if (days) days.events = own.events;
+  };
+
+  /** Whether there may be new invoices: they come a moment after the totals, and move no total. */
+  const look = ({ invoices_position: issuedUpto }) => {
+    const marks = JSON.stringify([issuedUpto, state?.totals.map((each) => [each.period, each.status])]);
+    if (marks !== seen) issued.wanted();
+    seen = marks;
   };
 
   const drawTotal = (own) => {
     total.replaceChildren(...moneyParts(own.total).map((part) => (part.small ? el("span", { class: part.small }, part.text) : el("span", {}, part.text))));
     mark(total, "data-total", own.total);
+    // As large as there is room: the small rest takes less than half of a digit's width.
+    const small = total.querySelector(".rest")?.textContent.length ?? 0;
+    total.style.setProperty("--width", total.textContent.length - 0.55 * small);
     if (shownTotal !== null) {
       if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
         total.animate([{ color: "var(--accent)" }, { color: "var(--text)" }], { duration: 600 });
@@ -118,7 +126,10 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
     invoices.node);
   return {
     customer, node, show,
-    pulse: (pulse) => freshness.hear(pulse),
+    pulse: (pulse) => {
+      freshness.hear(pulse);
+      if (state) look(pulse);
+    },
     link: (link) => (freshness.link = link),
   };
 }
@@ -129,7 +140,7 @@ function splitTable(rows) {
   const body = rows.map(({ type, amount }) => {
     const bar = el("span", { class: micros(amount) < 0n ? "bar credit" : "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", Math.abs(height(amount)) / largest);
-    const share = all > 0 && height(amount) >= 0 ? `${Math.round((100 * height(amount)) / all)} %` : "";
+    const share = all > 0 && height(amount) >= 0 ? percent(height(amount) / all) : "";
     return [el("span", {}, type, bar), money(amount), share];
   });
   return table("By type", [{ title: "Type" }, { title: "Amount", number: true }, { title: "Share", number: true }], body, { unseenCaption: true });

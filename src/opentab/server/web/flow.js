@@ -3,7 +3,7 @@
 import { el, svg } from "./dom.js";
 
 const NARROW = 720;
-const NODE = { width: 168, height: 132, gap: 44 };
+const NODE = { height: 122, gap: 44, gapUpright: 34 };
 
 /** A drawing that is given nodes {name, state, word, lines} and lies down where there is room. */
 export class Flow {
@@ -34,7 +34,7 @@ export class Flow {
     if (!this.#width || !this.#nodes.length) return;
     const upright = this.#width < NARROW, number = this.#nodes.length;
     const width = upright ? this.#width : Math.floor((this.#width - (number - 1) * NODE.gap) / number);
-    const height = upright ? 104 : NODE.height, gap = upright ? 34 : NODE.gap;
+    const height = NODE.height, gap = upright ? NODE.gapUpright : NODE.gap;
     const total = upright ? number * height + (number - 1) * gap : height;
     this.drawing.setAttribute("width", this.#width);
     this.drawing.setAttribute("height", total + 4);

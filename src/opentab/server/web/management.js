@@ -13,7 +13,7 @@ import { count, instant, month, plural, short } from "./words.js";
 
 const MONTHS_DRAWN = 6;
 const PACE_SECONDS = 60;
-const SAMPLES = 20;
+const SAMPLES = 8;
 
 /** The view, live. */
 export function managementView({ signal }) {
@@ -24,8 +24,8 @@ export function managementView({ signal }) {
   const rate = figure("Events a second");
   const events = figure("Events this month");
   const customers = figure("Customers this month");
-  const paceChart = new Chart({ height: 90, signal });
-  const byType = new Chart({ height: 240, signal });
+  const paceChart = new Chart({ height: 140, signal });
+  const byType = new Chart({ height: 340, signal });
   const typeNames = el("div"), typeTable = el("div");
   const top = el("div"), months = el("div"), late = el("div");
   const rejected = rejections(signal);
@@ -98,7 +98,7 @@ export function managementView({ signal }) {
     drawPace.second = second;
     const seconds = pace.bySecond(PACE_SECONDS);
     const columns = seconds.map((value, n) => ({ label: "", title: `${PACE_SECONDS - n} s ago: ${count(value)}`, parts: [{ value, series: 0 }] }));
-    paceChart.show(`Events in each of the last ${PACE_SECONDS} seconds; ${count(Math.round(now))} a second now.`, stacks({ columns, axis: short, gap: 0.2 }));
+    paceChart.show(`Events in each of the last ${PACE_SECONDS} seconds; ${count(Math.round(now))} a second now.`, stacks({ columns, axis: short, gap: 0.2, max: 3 }));
   };
   everyTick(drawPace, signal);
 
@@ -108,9 +108,9 @@ export function managementView({ signal }) {
     el("div", { class: "two" },
       card("Usage by type", byType.node, typeNames, typeTable),
       card("Largest tabs this month", top)),
-    card("Events in the last minute", paceChart.node),
+    el("div", { class: "two" }, card("Events in the last minute", paceChart.node), card("Late", late)),
     card("Months", months),
-    el("div", { class: "two" }, card("Late", late), card("Rejected", rejected.node)));
+    card("Rejected", rejected.node));
 }
 
 function figure(title, kind = "") {
@@ -140,7 +140,8 @@ function topTable({ top }) {
 
 function stateCell(period, current) {
   const state = standing(period, current);
-  const when = { revised: `since ${instant(period.revised_at)}`, closed: `since ${instant(period.closed_at)}` }[state] ?? waitsFor(period);
+  const since = { revised: `last on ${instant(period.revised_at)}`, closed: `on ${instant(period.closed_at)}`, final: `closed on ${instant(period.closed_at)}` };
+  const when = state === "final" && !period.closed_at ? "" : since[state] ?? waitsFor(period);
   return el("div", { class: "state" }, badge(state), el("span", { class: "quiet" }, when));
 }
 
@@ -198,5 +199,5 @@ function rejections(signal) {
   };
   const choice = el("div", { class: "choice" }, el("label", { for: "reason" }, "Samples of"), chooser);
   choice.hidden = true;
-  return { node: el("div", {}, counts, choice, samples), counts: show };
+  return { node: el("div", { class: "rejections" }, counts, el("div", {}, choice, samples)), counts: show };
 }

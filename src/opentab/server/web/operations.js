@@ -9,9 +9,10 @@ import { followOverview } from "./overview.js";
 import { Pace } from "./pace.js";
 import { holder } from "./standing.js";
 import { everyTick, now } from "./ticker.js";
-import { ago, bytes, clock, count, instant, long, plural, short, span } from "./words.js";
+import { ago, bytes, clock, count, instant, plural, short, shortInstant, span } from "./words.js";
 
 const BATCHES_DRAWN = 90;
+const SERIES = [5, 2, 0, 1, 3, 4, 6];
 const STEPS = ["waiting", "reading", "decoding", "tallying", "staging", "overhead", "committing"];
 const STEP_NAMES = ["waiting in the log", "reading", "decoding", "tallying", "staging", "Spark around them", "committing (the one before)"];
 
@@ -95,12 +96,12 @@ function describe(state, beat, freshness, pace) {
     {
       name: "Pipeline", link: pipelineState, state: pipelineState,
       word: { unknown: "last known", up: "running", busy: "starting", down: pipeline ? "down" : "never ran" }[pipelineState],
-      why: pipeline ? `no sign of life for ${long(age)}` : "it never ran here",
+      why: pipeline ? "it gives no sign of life" : "it never ran here",
       lines: [["last batch", batch ? span(tookOf(batch)) : "–"], ["events/s", short(Math.round(pace.rate))], ["sign of life", age === null ? "never" : ago(age)]],
     },
     {
       name: "Ledger", link: pipelineState, state: up(true), word: unknown || !reached ? "last known" : "readable",
-      lines: [["position", pipeline ? count(Math.max(pipeline.position, beat.position)) : count(state?.position ?? 0)], ["watermark", state?.watermark ? instant(state.watermark).replace(/,? \d{4},?/, "") : "none"], ["invoices upto", state ? count(Math.max(state.invoices_position, pipeline?.invoices_position ?? 0)) : "–"]],
+      lines: [["position", pipeline ? count(Math.max(pipeline.position, beat.position)) : count(state?.position ?? 0)], ["watermark", state?.watermark ? shortInstant(state.watermark) : "none"], ["invoices upto", state ? count(Math.max(state.invoices_position, pipeline?.invoices_position ?? 0)) : "–"]],
     },
     {
       name: "Replica", link: replicaState, state: replicaState,
@@ -123,7 +124,6 @@ function drawFigures(place, parts) {
   const text = JSON.stringify(parts.map((part) => [part.name, part.word, part.lines]));
   if (place.dataset.shown === text) return;
   mark(place, "data-shown", text);
-  const open = place.querySelector("details")?.open ?? false, had = place.contains(document.activeElement);
   if (!place.firstChild) {
     place.append(behind("In numbers", table("The flow", [{ title: "Part" }, { title: "State" }, { title: "Figures" }], rows, { unseenCaption: true })));
     return;
@@ -141,7 +141,7 @@ function batchCharts(signal) {
   const time = new Chart({ height: 200, signal }), events = new Chart({ height: 110, signal }), size = new Chart({ height: 110, signal });
   const empty = el("p", { class: "quiet" }, "No batch yet."), numbers = el("div");
   const all = el("div", { class: "chart-stack" },
-    el("h3", {}, "Time by step"), time.node, legend(STEP_NAMES),
+    el("h3", {}, "Time by step"), time.node, legend(STEP_NAMES, SERIES),
     el("h3", {}, "Events"), events.node, el("h3", {}, "Bytes read"), size.node, numbers);
   all.hidden = true;
 
@@ -153,11 +153,11 @@ function batchCharts(signal) {
     const column = (batch, title, parts) => ({ label: count(batch.batch), title: `Batch ${count(batch.batch)}, ${instant(batch.committed_at)}: ${title}`, parts });
     const steps = batches.map((batch) => {
       const parts = partsOf(batch);
-      return column(batch, STEPS.map((step, n) => `${STEP_NAMES[n]} ${span(parts[step])}`).join(", "), STEPS.map((step, series) => ({ value: parts[step], series })));
+      return column(batch, STEPS.map((step, n) => `${STEP_NAMES[n]} ${span(parts[step])}`).join(", "), STEPS.map((step, n) => ({ value: parts[step], series: SERIES[n] })));
     });
     time.show(`Time by step of the last ${plural(batches.length, "batch", "batches")}. ${steps.at(-1).title}.`, stacks({ columns: steps, axis: span, every, gap: 0.25 }));
     events.show(`Events of each batch; the last one has ${count(last.events)}.`, stacks({ columns: batches.map((batch) => column(batch, plural(batch.events, "event"), [{ value: batch.events, series: 0 }])), axis: short, every, gap: 0.25 }));
-    size.show(`Bytes of each batch; the last one has ${bytes(last.input_bytes)}.`, stacks({ columns: batches.map((batch) => column(batch, bytes(batch.input_bytes), [{ value: batch.input_bytes, series: 0 }])), axis: bytes, every, gap: 0.25 }));
+    size.show(`Bytes of each batch; the last one has ${bytes(last.input_bytes)}.`, stacks({ columns: batches.map((batch) => column(batch, bytes(batch.input_bytes), [{ value: batch.input_bytes, series: 0 }])), axis: bytes, every, gap: 0.25, base: 2 }));
     const rows = batches.toReversed().slice(0, 20).map((batch) => [count(batch.batch), instant(batch.committed_at), span(batch.steps_ms.waiting ?? 0), span(tookOf(batch)), count(batch.events), count(batch.late_events), count(batch.rejections), bytes(batch.input_bytes), count(batch.files)]);
     const columns = ["Batch", "Committed", "Waited", "Took", "Events", "Late", "Rejected", "Bytes", "Files"].map((title, n) => ({ title, number: n !== 1 }));
     const made = wide("The last batches", table("The last batches", columns, rows, { unseenCaption: true }));

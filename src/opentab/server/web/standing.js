@@ -17,7 +17,7 @@ export function badge(state) {
 
 /** What a month waits for. */
 export function waitsFor({ missing }) {
-  if (!missing) return "Nothing: it is final";
+  if (!missing) return "";
   const step = missing.for === "close" ? "closes" : "is final";
   if (!missing.partitions.length) return `${step} when the watermark reaches ${instant(missing.watermark)}`;
   return `${step} with events of ${instant(missing.partitions[0].needed)} or later in ${missing.partitions.map((each) => each.partition).join(", ")}`;

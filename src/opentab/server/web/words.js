@@ -62,6 +62,11 @@ export function instant(text) {
   return new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short", timeZone: zone }).format(new Date(text));
 }
 
+/** The same where there is little room. */
+export function shortInstant(text) {
+  return new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "numeric", minute: "2-digit", timeZone: zone }).format(new Date(text));
+}
+
 /** The time of day at the reader's own place. */
 export function clock(ms) {
   return new Intl.DateTimeFormat(undefined, { timeStyle: "medium" }).format(new Date(ms));
@@ -75,4 +80,10 @@ export function daysOf(period) {
 
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** A share of 1; what is there but tiny is not nothing. */
+export function percent(share) {
+  if (share > 0 && share < 0.01) return "< 1 %";
+  return `${Math.round(100 * share)} %`;
 }
