@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import psutil
 import pytest
 
 from ledgers import bill, bill_waiting, new_home
 from opentab.config import Home
-from processes import serving
+from processes import free_port, serving
 from product import event, json_lines, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
@@ -299,6 +300,19 @@ def test_one_stream_for_several_customers_and_how_fresh_it_is(url: str) -> None:
         messages = sse(stream)
         assert next(messages)["current_period"] == "2026-02"
         assert "pipeline" in next(messages)
+
+
+def test_a_stop_does_not_wait_for_streams(home: Home) -> None:
+    port = free_port()
+    with serving(home, workers=1, port=port) as base:
+        wait_until(lambda: position(base) > 0)
+        (server,) = (child for child in psutil.Process().children() if str(port) in child.cmdline())
+        with httpx.stream("GET", f"{base}/v1/stream?types", timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.terminate()
+            assert [line for line in lines if line.startswith("event")] == ["event: totals"], "it ends as a whole"
+            server.wait(timeout=4)
 
 
 def sse(stream: httpx.Response) -> Iterator[dict[str, Any]]:

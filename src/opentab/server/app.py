@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +13,7 @@ from fastapi import FastAPI
 from opentab import __version__
 from opentab.config import Home
 from opentab.replica.reader import Reader
+from opentab.server.asgi_name import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.desk import Desk
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
@@ -64,7 +67,10 @@ def build_app(home: Home) -> Any:
     install(api)
     for routes in (customers, invoices, types, periods, batches, rejections):
         routes.add_routes(api, desk)
-    stream.add_routes(api, desk, Feed(reader, counters.streams, per_token_max=home["server.streams_max"]))
+    counted = os.environ.get(DIRECTORY_VARIABLE)
+    stopping = Path(counted) / STOPPING_NAME if counted else None
+    feed = Feed(reader, counters.streams, per_token_max=home["server.streams_max"], stopping=stopping)
+    stream.add_routes(api, desk, feed)
     events.add_routes(api, intake)
     health.add_routes(api, desk, counters)
     key = read_key(home)

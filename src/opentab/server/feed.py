@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 from prometheus_client import Gauge
@@ -30,8 +31,10 @@ Pulse = Callable[[], dict[str, object]]
 class Feed:
     """Tells all streams of one process when the replica has moved on: one look for all of them."""
 
-    def __init__(self, reader: Reader, streams: Gauge, *, per_token_max: int) -> None:
+    def __init__(self, reader: Reader, streams: Gauge, *, per_token_max: int, stopping: Path | None = None) -> None:
         self._reader = reader
+        self._stopping = stopping  # once this file is there, streams end
+        self._ends = False
         self._streams = streams
         self._per_token_max = per_token_max
         self._moved = asyncio.Event()  # a new one after each move: who waits needs no lock, and may go at any moment
@@ -59,7 +62,7 @@ class Feed:
             every = PULSE_SECONDS if pulse else HEARTBEAT_SECONDS
             due = time.monotonic()
             yield b"retry: 1000\n\n"
-            while True:
+            while not self._ends:
                 # A replica that is made anew says nothing for a while; then it has moved on.
                 with suppress(ReplicaError):
                     position, answer, state = look()
@@ -86,6 +89,10 @@ class Feed:
 
     async def _watch(self) -> None:
         while self._open:
+            if self._stopping is not None and self._stopping.exists():
+                self._ends = True
+                self._moved.set()
+                return
             with suppress(ReplicaError):
                 with self._reader.read() as snapshot:
                     meta = snapshot.meta()
