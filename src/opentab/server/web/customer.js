@@ -7,9 +7,9 @@ import { el, mark, name, say, table } from "./dom.js";
 import { Freshness, stamp } from "./freshness.js";
 import { earlierMonths } from "./invoices.js";
 import { axisMoney, decimal, height, micros, money, moneyParts, sum } from "./money.js";
-import { daysOf, instant, month, percent, plural } from "./words.js";
+import { dayOf, daysOf, instant, month, percent, plural } from "./words.js";
 
-const USAGE_PAUSE_MS = 10_000; // the course comes from the ledger, which takes longer than a total
+const USAGE_PAUSE_MS = 5_000; // the course comes from the ledger, which takes longer than a total
 const INVOICES_PAUSE_MS = 1_000;
 const NOTHING = { total: "0.000000", types: {}, adjustments: [], events: 0, status: "open", last_event: null };
 
@@ -99,8 +99,10 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
     let running = 0n;
     const known = days?.of === of ? days.items : [];
     const rows = known.map((item) => ({ day: Number(item.day.slice(8)), upto: decimal((running += micros(item.total))) }));
-    // The last day goes on with the live total; the ledger is asked again now and then.
-    if (rows.length) rows.at(-1).upto = used;
+    // The newest day goes on with the live total; the ledger is asked again now and then.
+    const newest = dayOf(own.last_event, of);
+    if (newest > (rows.at(-1)?.day ?? 0)) rows.push({ day: newest, upto: used });
+    else if (rows.length) rows.at(-1).upto = used;
     const points = rows.map((row) => ({ at: (row.day - 1) / (length - 1), value: height(row.upto), title: `${row.day} ${month(of)}: ${money(row.upto)}` }));
     if (rows.length && rows[0].day > 1) points.unshift({ at: 0, value: 0 });
     const ticks = [1, 8, 15, 22, length].map((day, n) => ({ at: (day - 1) / (length - 1), text: String(day), anchor: n === 4 ? "end" : "middle" }));

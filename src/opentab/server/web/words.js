@@ -72,6 +72,14 @@ export function clock(ms) {
   return new Intl.DateTimeFormat(undefined, { timeStyle: "medium" }).format(new Date(ms));
 }
 
+/** The day of a month that an instant falls on, in the home's zone; 0 if it falls on none of them. */
+export function dayOf(text, period) {
+  if (!text) return 0;
+  const parts = new Intl.DateTimeFormat("en-CA", { year: "numeric", month: "2-digit", day: "2-digit", timeZone: zone }).formatToParts(new Date(text));
+  const [year, number, day] = ["year", "month", "day"].map((type) => parts.find((part) => part.type === type).value);
+  return `${year}-${number}` === period ? Number(day) : 0;
+}
+
 /** How many days a month has. */
 export function daysOf(period) {
   const [year, number] = period.split("-").map(Number);
