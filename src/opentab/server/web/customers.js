@@ -3,14 +3,14 @@
 import { getIfThere, get, path } from "./api.js";
 import { announce } from "./announcer.js";
 import { customerCard } from "./customer.js";
-import { el, name } from "./dom.js";
+import { el, name, say } from "./dom.js";
 import { follow } from "./feed.js";
-import { Freshness } from "./freshness.js";
 import { money } from "./money.js";
 import { search } from "./search.js";
 import { month } from "./words.js";
 
 const PINNED_MAX = 19;
+const CHIPS = 12, CHIPS_MS = 2000;
 
 /** The view that an address means: `?customer=` is the one in front, each `?pin=` stays. */
 export function customersView({ url, session, signal, go }) {
@@ -76,15 +76,30 @@ async function poll(customers, signal) {
   };
 }
 
+/** Nobody is chosen yet: the largest tabs are a way in, and they tick. */
 function welcome(chooser, choose, signal) {
   const list = el("ul", { class: "chips" });
   const title = el("h2", { class: "quiet" });
-  get(path(["v1", "customers"], { order: "-total", limit: 12 }), signal).then((answer) => {
-    title.textContent = answer.items.length ? `Largest tabs of ${month(answer.period)}` : "Nothing was billed yet. Names appear here with the first events.";
-    list.replaceChildren(...answer.items.map((item) =>
-      el("li", {}, el("button", { class: "chip", on: { click: () => choose(item.customer) } },
-        name(item.customer), el("span", { class: "amount" }, money(item.total))))));
-  }).catch(() => (title.textContent = "The server has no answer yet. It will."));
-  return el("section", { class: "welcome" },
-    el("p", { class: "lead" }, "Whose tab?"), chooser, title, list);
+  let shown = [];
+  const draw = ({ period, items }) => {
+    say(title, items.length ? `Largest tabs of ${month(period)}` : "Nothing was billed yet. Names appear here with the first events.");
+    const names = items.map((item) => item.customer);
+    if (names.join("\n") !== shown.join("\n")) {
+      if (list.contains(document.activeElement)) return; // nothing moves away from under a finger
+      shown = names;
+      list.replaceChildren(...items.map((item) => el("li", {},
+        el("button", { class: "chip", on: { click: () => choose(item.customer) } }, name(item.customer), el("span", { class: "amount" })))));
+    }
+    [...list.querySelectorAll(".amount")].forEach((amount, n) => say(amount, money(items[n].total)));
+  };
+  const ask = async () => {
+    try {
+      draw(await get(path(["v1", "customers"], { order: "-total", limit: CHIPS }), signal));
+    } catch {
+      if (!signal.aborted) say(title, "The server does not answer. It is asked again.");
+    }
+    if (!signal.aborted) setTimeout(ask, CHIPS_MS);
+  };
+  ask();
+  return el("section", { class: "welcome" }, el("p", { class: "lead" }, "Whose tab?"), chooser, title, list);
 }
