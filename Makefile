@@ -13,7 +13,8 @@ setup:  ## install the environment, and Java where it is missing
 demo: setup  ## three simulated months, live, with the audit's verdict
 	@$(BIN)/opentab demo
 
-test: setup check  ## all checks and all tests
+test: check  ## all checks and all tests
+	@scripts/setup tests
 	@$(BIN)/pytest
 
 check: setup  ## format, lint, types, import layers

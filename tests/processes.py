@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -16,6 +15,7 @@ import psutil
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
+from opentab.lab.free_port import free_port
 from product import OPENTAB, json_lines, opentab
 
 SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
@@ -55,12 +55,15 @@ def check_exact(home: Home) -> None:
 
 @contextmanager
 def serving(
-    home: Home, *options: str, workers: int = 2, verify: ssl.SSLContext | bool = True, **environment: str
+    home: Home,
+    *options: str,
+    workers: int = 2,
+    port: int | None = None,
+    verify: ssl.SSLContext | bool = True,
+    **environment: str,
 ) -> Iterator[str]:
     """A real server of a home; yields its address once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port or free_port()
     command = [*OPENTAB, "serve", "--home", str(home.path), "--port", str(port), "--workers", str(workers), *options]
     process = subprocess.Popen(command, start_new_session=True, env={**os.environ, **environment})
     url = f"{'http' if verify is True else 'https'}://127.0.0.1:{port}"

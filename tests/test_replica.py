@@ -27,6 +27,7 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.upkeep import keep_up
+from opentab.replica import batches
 from opentab.replica import tops as tops_module
 from opentab.replica.facts import facts_of
 from opentab.replica.follower import Follower, is_whole
@@ -86,7 +87,10 @@ def held(follower: Follower) -> dict[tuple[str, str, str, str], int]:
             days[name[:7] + name[10:]] += micros
         assert dict(days) == amounts(snapshot, "types")
         for period, count in customers.items():
-            assert facts_of(snapshot, period).customers == count
+            facts = facts_of(snapshot, period)
+            assert facts.customers == count
+            of_others = sum(micros for line, micros in sums.items() if line[0] == period != line[2])
+            assert int(facts.adjusted_micros) == of_others
     return sums
 
 
@@ -103,7 +107,7 @@ def added_up(sums: dict[tuple[str, str, str, str], int], parts: tuple[int, ...])
 
 def dump(follower: Follower) -> list[tuple[str, bytes, bytes]]:
     with follower.store.read() as snapshot:
-        tables = ("customers", "adjustments", "types", "days", "periods", "facts", "invoices")
+        tables = ("customers", "adjustments", "types", "days", "periods", "facts", "invoices", "batches")
         return [(table, key, value) for table in tables for key, value in snapshot.scan(table, b"")]
 
 
@@ -213,6 +217,22 @@ def test_invoices_come_with_their_position(home: Home) -> None:
     assert position(follower) == (3, 3)
     with follower.store.read() as snapshot:
         assert len(list(snapshot.scan("invoices", b"2026-01ann"))) == 2
+    follower.close()
+
+
+def test_only_the_last_batches_are_remembered(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "BATCHES_MAX", 3)
+    follower = Follower(home)
+    catch_up(follower)
+    for day in range(5, 8):
+        bill(home, event("ann", "1.00", f"2026-01-{day:02d}T00:00:00Z"))
+        catch_up(follower)
+    with follower.store.read() as snapshot:
+        known = list(batches.last_batches(snapshot, 5, 10))
+        meta = snapshot.meta()
+    assert [(one.batch, one.events, one.late_events) for one in known] == [(3, 1, 1), (4, 1, 1), (5, 1, 1)]
+    assert meta is not None
+    assert meta.late_events == 3
     follower.close()
 
 

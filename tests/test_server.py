@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import psutil
 import pytest
 
 from ledgers import bill, bill_waiting, new_home
 from opentab.config import Home
-from processes import serving
+from processes import free_port, serving
 from product import event, json_lines, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
@@ -26,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = new_home(tmp_path_factory.mktemp("served") / "home", SETTINGS)
     bill(home, event("ann", "5.005", "2026-01-10T00:00:00Z"), *(event(c, "1.00", "2026-01-11T00:00:00Z") for c in ODD))
     bill(home, event("ann", "2.00", "2026-02-01T12:00:00Z", "DATA"))
-    bill(home, event("ann", "1.00", "2026-01-12T00:00:00Z"), revise=True)
+    bill(home, event("ann", "1.00", "2026-01-12T00:00:00Z"), "not json \x1b", event(type="FAX"), revise=True)
     return home
 
 
@@ -128,6 +129,43 @@ def test_an_answer_says_how_fresh_it_is_and_is_not_sent_twice(url: str) -> None:
     assert answer.json()["as_of"] is not None
     again = httpx.get(f"{url}/v1/periods", headers={"if-none-match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_last_batches_and_what_they_took(url: str) -> None:
+    batches = httpx.get(f"{url}/v1/batches").json()["items"]
+    assert [one["batch"] for one in batches[:3]] == [1, 2, 3]
+    third = batches[2]
+    assert (third["events"], third["late_events"], third["rejections"]) == (1, 1, 2)
+    assert {"waiting", "tasks", "committing"} <= third["steps_ms"].keys()
+    assert (third["files"], third["input_bytes"] > 0, third["watermark"]) == (2, True, "2026-02-01T12:00:00.000Z")
+    assert [one["batch"] for one in httpx.get(f"{url}/v1/batches?limit=1").json()["items"]] == [position(url)]
+    assert httpx.get(f"{url}/v1/batches?limit=0").status_code == 422
+
+
+def test_rejections_by_reason_with_the_newest_of_them(url: str) -> None:
+    answer = httpx.get(f"{url}/v1/rejections").json()
+    assert (answer["source"], answer["counts"]) == ("ledger", {"not_json": 1, "unknown_type": 1})
+    assert [(one["reason"], one["batch"]) for one in answer["items"]] == [("unknown_type", 3), ("not_json", 3)]
+    (only,) = httpx.get(f"{url}/v1/rejections", params={"reason": "not_json", "limit": 1}).json()["items"]
+    assert (only["raw"], only["bytes"], only["place"].partition("/")[0]) == ("not json \x1b", 10, "default")
+    assert httpx.get(f"{url}/v1/rejections", params={"reason": "ugly"}).status_code == 422
+
+
+def test_an_overview_is_all_of_one_position(url: str) -> None:
+    answer = httpx.get(f"{url}/v1/overview").json()
+    assert (answer["current_period"], answer["batch"]["batch"]) == ("2026-02", answer["position"])
+    assert [one["period"] for one in answer["periods"]] == ["2026-01", "2026-02"]
+    assert [(t["type"], t["total"]) for t in answer["types"] if t["period"] == "2026-01"] == [("CALL", "14.005000")]
+    assert answer["top"][0]["customer"] == "ann"
+    assert (answer["late_events"], answer["rejections"]) == (1, {"not_json": 1, "unknown_type": 1})
+    assert (answer["pipeline"], answer["trouble"]) == (None, None)
+
+
+def test_no_token_is_needed_here_and_the_page_is_told_so(url: str) -> None:
+    told = httpx.get(f"{url}/session").json()
+    assert told == {"tokens": False, "role": None, "customer": None, "currency": "EUR", "zone": "UTC"}
+    assert httpx.post(f"{url}/session", json={"token": "a"}).status_code == 404
+    assert httpx.get(url).headers["content-type"] == "text/html; charset=utf-8"
 
 
 def test_the_pipeline_is_down_and_that_is_said(url: str) -> None:
@@ -244,6 +282,37 @@ def test_a_stream_sends_a_snapshot_and_then_what_changed(url: str, home: Home) -
     with httpx.stream("GET", f"{url}/v1/stream", params={"types": ""}, timeout=30) as stream:
         assert {t["type"] for t in next(sse(stream))["types"]} == {"CALL", "DATA"}
     assert httpx.get(f"{url}/v1/stream").status_code == 422
+    assert httpx.get(f"{url}/v1/stream?types&overview").status_code == 422
+    assert httpx.get(f"{url}/v1/stream", params={"customer": ["a"] * 21}).status_code == 422
+
+
+def test_one_stream_for_several_customers_and_how_fresh_it_is(url: str) -> None:
+    query = {"customer": ["ann", "ü"], "pulse": ""}
+    with httpx.stream("GET", f"{url}/v1/stream", params=query, timeout=30) as stream:
+        messages = sse(stream)
+        first = next(messages)
+        assert [one["customer"] for one in first["customers"]] == ["ann", "ü"]
+        assert first["current_period"] == "2026-02"
+        pulse = next(messages)
+        assert (pulse["position"], "customers" in pulse) == (first["position"], False)
+        assert next(messages)["staleness_ms"] > pulse["staleness_ms"], "it is told again though nothing happened"
+    with httpx.stream("GET", f"{url}/v1/stream?overview&pulse", timeout=30) as stream:
+        messages = sse(stream)
+        assert next(messages)["current_period"] == "2026-02"
+        assert "pipeline" in next(messages)
+
+
+def test_a_stop_does_not_wait_for_streams(home: Home) -> None:
+    port = free_port()
+    with serving(home, workers=1, port=port) as base:
+        wait_until(lambda: position(base) > 0)
+        (server,) = (child for child in psutil.Process().children() if str(port) in child.cmdline())
+        with httpx.stream("GET", f"{base}/v1/stream?types", timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.terminate()
+            assert [line for line in lines if line.startswith("event")] == ["event: totals"], "it ends as a whole"
+            server.wait(timeout=4)
 
 
 def sse(stream: httpx.Response) -> Iterator[dict[str, Any]]:

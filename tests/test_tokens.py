@@ -88,7 +88,11 @@ OTHERS = [
     "/v1/types/CALL",
     "/v1/periods",
     "/v1/periods/2026-01",
+    "/v1/batches",
+    "/v1/overview",
+    "/v1/rejections",
     "/v1/stream?types",
+    "/v1/stream?overview&pulse",
     "/v1/stream?customer=c%2F3",
     "/v1/stream?customer=ann&customer=c%2F3",
 ]
@@ -170,6 +174,62 @@ def test_revoked_at_once_on_every_worker(url: str, home: Home) -> None:
     assert {httpx.get(f"{url}/v1/periods", headers=headers).status_code for _ in range(10)} == {200}
     opentab("token", "revoke", text, home=home)
     assert {httpx.get(f"{url}/v1/periods", headers=headers).status_code for _ in range(20)} == {401}
+
+
+def test_signing_in_keeps_the_token_in_a_cookie_for_reads_only(url: str, home: Home) -> None:
+    text = issue(key_of(home), Role.CUSTOMER, customer="ann", lifetime=DAY)
+    with httpx.Client(base_url=url) as browser:
+        before = browser.get("/session").json()
+        assert (before["tokens"], before["role"], before["customer"], before["currency"]) == (True, None, None, "EUR")
+        assert browser.get("/v1/customers/ann").status_code == 401
+        answer = browser.post("/session", json={"token": text})
+        assert (answer.status_code, answer.json()["role"], answer.json()["customer"]) == (200, "customer", "ann")
+        cookie = answer.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+        assert "Secure" not in cookie, "it came over http"
+        assert browser.get("/session").json()["customer"] == "ann"
+        assert browser.get("/v1/customers/ann").status_code == 200
+        assert browser.get("/v1/customers/c%2F3").status_code == 403
+        assert browser.get("/v1/overview").status_code == 403
+        assert browser.delete("/session").status_code == 204
+        assert browser.get("/v1/customers/ann").status_code == 401
+
+
+def test_a_cookie_never_posts_events(url: str, home: Home) -> None:
+    text = issue(key_of(home), Role.ADMIN, customer=None, lifetime=DAY)
+    one = json.loads(event("ann", "1.00", "2026-02-02T00:00:00Z"))
+    with httpx.Client(base_url=url) as browser:
+        browser.post("/session", json={"token": text})
+        assert browser.get("/v1/periods").status_code == 200
+        assert browser.post("/v1/events", json=one).status_code == 401
+    assert httpx.get(f"{url}/v1/periods", headers={"cookie": f"other=1; opentab_session={text}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status"),
+    [
+        ('{"token": "a.b.c"}', "application/json", 401), ('{"token": ""}', "application/json", 401),
+        ("token=a", "application/x-www-form-urlencoded", 415), ('{"token": "a"}', "text/plain", 415),
+        ("{", "application/json", 400), ('{"token": 1}', "application/json", 400), ("x" * 9_000, "application/json", 413),
+    ],
+)  # fmt: skip
+def test_signing_in_with_anything_else(url: str, content: str, media: str, status: int) -> None:
+    answer = httpx.post(f"{url}/session", content=content, headers={"content-type": media})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("path", ["/", "/management", "/operations", "/web/app.js", "/web/style.css"])
+def test_the_page_itself_needs_no_token_and_may_run_nothing_but_itself(url: str, path: str) -> None:
+    answer = httpx.get(url + path)
+    policy = answer.headers["content-security-policy"]
+    assert (answer.status_code, "default-src 'none'" in policy, "unsafe" in policy) == (200, True, False)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    again = httpx.get(url + path, headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    for wrong in ("/web/app.py", "/web/..%2Fguard.py", "/web/", "/web/%2e%2e/guard.py"):
+        assert httpx.get(url + wrong).status_code == 404
 
 
 def test_health_needs_no_token(url: str) -> None:

@@ -117,6 +117,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     clock_us: int | None = None  # the time of day that moved the watermark of a silent log; else None
     file_count: int = 0  # that it added to the journal, besides its own record
     revise: bool = False  # the end of a `run --once`: what is late by now is revised here
+    late_events: int = 0  # of months that the watermark before this batch had closed
 
     @property
     def amount_micros(self) -> int:

@@ -30,6 +30,31 @@ def rejection_rows(journal: Journal | None, *, reason: str | None = None) -> Ite
             yield dict(zip(names, row, strict=True))
 
 
+def newest_rejections(journal: Journal | None, *, upto: int, reason: str | None, limit: int) -> list[dict[str, Any]]:
+    """The last rejections up to a batch, the newest first. It looks further back only while there are too few."""
+    found: list[dict[str, Any]] = []
+    if journal is None or not upto:
+        return found
+    for reach in (10, 1_000, upto):
+        with connect(threads=1) as connection:
+            connection.register("rejections", journal.rejections(after=max(0, upto - reach), upto=upto))
+            result = connection.execute(
+                """
+                select batch, reason, place, raw, detail from rejections where $reason is null or reason = $reason
+                order by batch desc, split_part(place, '/', 1),
+                         split_part(split_part(place, '/', 2), '@', 1)::bigint desc,
+                         split_part(place, '@', 2)::bigint desc
+                limit $limit
+                """,
+                {"reason": reason, "limit": limit},
+            )
+            names = [column[0] for column in result.description]
+            found = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        if len(found) == limit or reach >= upto:
+            break
+    return found
+
+
 def reason_counts(journal: Journal | None, *, reason: str | None = None) -> list[tuple[str, int]]:
     """How many rejections each reason has."""
     if journal is None:

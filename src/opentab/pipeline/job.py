@@ -17,7 +17,7 @@ from opentab.config import Home
 from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
 from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
-from opentab.periods import to_us
+from opentab.periods import first_day, to_us
 from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_segments
 from opentab.pipeline.watermark import final_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, PartitionState
@@ -146,12 +146,19 @@ class Job:
             journal_path=str(self.journal.root),
             positions=self.positions,
             rules=self.rules,
+            late_before_day=self._late_before_day(),
         )
         try:
             rows = frame.mapInArrow(partial(bill_segments, order=order), REPORT_SCHEMA).collect()
         except Exception as error:
             raise self._task_trouble(error) from error
         return [msgspec.json.decode(bytes(row[0]), type=Report) for row in rows]
+
+    def _late_before_day(self) -> int | None:
+        """The first day of the oldest month that is still open: what is of an earlier day comes late."""
+        if self.last is None or self.last.watermark_us is None:
+            return None
+        return first_day(self.home.calendar.period_of(self.last.watermark_us))
 
     def _task_trouble(self, error: Exception) -> Exception:
         """What a failed task means for a user, where we know."""
@@ -194,6 +201,7 @@ class Job:
             rejections=dict(sorted(rejections.items())),
             input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
             rules=self.rules,
+            late_events=sum(report.late_events for report in reports),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
         )
 

@@ -43,6 +43,7 @@ class Order(msgspec.Struct, frozen=True):
     journal_path: str
     positions: dict[str, int]  # the last segment in the journal, by partition
     rules: Rules
+    late_before_day: int | None = None  # days of months that are closed already; None: no month is
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -67,6 +68,7 @@ class Report(msgspec.Struct, frozen=True):
     entry_sum_micros: str
     rejections: dict[str, int]
     seconds: dict[str, float]
+    late_events: int = 0
 
 
 def bill_segments(refs: Iterator[pa.RecordBatch], order: Order) -> Iterator[pa.RecordBatch]:
@@ -238,7 +240,12 @@ class _Work:
             entry_sum_micros=str(read_sum),
             rejections=dict(self.rejections),
             seconds=self.seconds,
+            late_events=self._late_events(),
         )
+
+    def _late_events(self) -> int:
+        first_day = self.order.late_before_day
+        return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in self.decoded)
 
 
 def _latest(decoded: Decoded) -> int | None:

@@ -29,6 +29,8 @@ class Facts(msgspec.Struct, frozen=True):
     closed_us: int | None = None
     closed_position: int | None = None
     revised_us: int | None = None
+    adjusted_micros: str = "0"  # of earlier periods, billed in this one; a text, for it may be wide
+    adjusted_events: int = 0
 
     def __add__(self, other: Facts) -> Facts:
         """Both together; the other one is the later."""
@@ -41,6 +43,8 @@ class Facts(msgspec.Struct, frozen=True):
             closed_us=first.closed_us,
             closed_position=first.closed_position,
             revised_us=other.revised_us if other.revised_us is not None else self.revised_us,
+            adjusted_micros=str(int(self.adjusted_micros) + int(other.adjusted_micros)),
+            adjusted_events=self.adjusted_events + other.adjusted_events,
         )
 
 

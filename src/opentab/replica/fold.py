@@ -30,6 +30,7 @@ class Fold:
         self._cold_upto = cold_upto
         self.types = list(types)  # new ones come at the end
         self.new_customers: Counter[Period] = Counter()
+        self.adjusted: dict[Period, tuple[int, int]] = {}  # micros and events of earlier periods, by where billed
         self.sums: dict[str, tuple[int, int]] = dict.fromkeys(SUMMED, (0, 0))
         self.rows = 0
 
@@ -43,6 +44,7 @@ class Fold:
         self._add_small("days", rows, _pairs(rows.day, lambda day: str(day_of_number(day))), type_at)
         months, month_at = _pairs(rows.month, period_of_month)
         self._add_small("periods", rows, (months, month_at), None)
+        self._count_adjusted(rows)
         hot = np.array([period > self._cold_upto for period in months])
         if not hot.all():
             kept = hot[month_at]
@@ -107,6 +109,15 @@ class Fold:
         sums.add(cell_at, *(getattr(rows, name)[adjusted] for name in ("low", "high", "events", "last_us")))
         self._add_sorted("adjustments", keys, sums.cells())
         self._count("adjustments", rows.low[adjusted], rows.high[adjusted], rows.events[adjusted])
+
+    def _count_adjusted(self, rows: Rows) -> None:
+        """Cold periods too: what was adjusted in them is still told."""
+        adjusted = rows.month != rows.own_month
+        for month in np.unique(rows.month[adjusted]).tolist():
+            here = adjusted & (rows.month == month)
+            micros, events = self.adjusted.get(period_of_month(month), (0, 0))
+            more = sum_micros(rows.low[here], rows.high[here])
+            self.adjusted[period_of_month(month)] = (micros + more, events + int(rows.events[here].sum()))
 
     def _add_small(self, table: str, rows: Rows, names: tuple[Sequence[str], Ints], type_at: Ints | None) -> None:
         """Add to a table with few keys: by a name, or by a name and a type."""

@@ -27,6 +27,7 @@ from opentab.ledger.statement import read_statement, statement_texts
 from opentab.periods import Period, month_number, period_of_month
 from opentab.records import BatchRecord
 from opentab.replica import store
+from opentab.replica.batches import keep_batches
 from opentab.replica.facts import Facts, facts_of, issued
 from opentab.replica.fold import Fold, Tally, check_all
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
@@ -141,6 +142,9 @@ class Follower:
         count = self._fold_invoices(change, invoices, after=before.invoices_position, upto=upto, cold_upto=cold_upto)
         for period, customers in fold.new_customers.items():
             _add_facts(change, period, Facts(customers=customers))
+        for period, (micros, events) in fold.adjusted.items():
+            _add_facts(change, period, Facts(adjusted_micros=str(micros), adjusted_events=events))
+        keep_batches(change, new)
         if cold_upto > before.cold_upto:
             _take_out(change, cold_upto, fold)
         crash.moment("folding")
@@ -155,6 +159,7 @@ class Follower:
                 cold_upto=cold_upto,
                 sums=_added_sums(before.sums, fold.sums),
                 events=before.events + sum(record.event_count for record in new),
+                late_events=before.late_events + sum(record.late_events for record in new),
                 rejections=_added(before.rejections, (record.rejections for record in new)),
                 input_bytes=before.input_bytes + sum(record.input_bytes for record in new),
                 steps_ms=_added(before.steps_ms, (record.steps_ms for record in new)),

@@ -12,6 +12,7 @@ only importer of lmdb.
     facts        period                              ->  customers and invoices of a period, as JSON
     tops         period                              ->  those with the largest totals
     invoices     period, customer, revision          ->  the statement as JSON
+    batches      batch                               ->  a summary as JSON, of the last ones
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import numpy as np
 from opentab.errors import DiskFull, ReplicaDamaged, means_disk_full
 from opentab.replica.wide import Cells, add
 
-FORMAT = 2
+FORMAT = 3
 SUMMED = ("customers", "adjustments", "types", "days", "periods")
-TABLES = (*SUMMED, "facts", "tops", "invoices")
+TABLES = (*SUMMED, "facts", "tops", "invoices", "batches")
 BY_PERIOD = ("customers", "adjustments", "tops", "invoices")  # what may be left to the ledger once it is final
 MAP_BYTES = 1 << 40  # address space, not disk
 READERS_MAX = 1024
@@ -55,6 +56,7 @@ class Meta(msgspec.Struct, frozen=True):
     cold_upto: str  # periods up to this one are left to the ledger; "" for none
     sums: dict[str, tuple[str, int]]  # by table: micros and events of all its cells
     events: int = 0
+    late_events: int = 0  # of months that were closed when they came
     rejections: dict[str, int] = {}  # by reason
     input_bytes: int = 0
     steps_ms: dict[str, float] = {}  # what all batches together spent on what

@@ -14,6 +14,7 @@ from opentab.ledger.standing import missing, partitions_json
 from opentab.ledger.totals import Adjustment, Total, total_as_json
 from opentab.money import format_micros, format_minor
 from opentab.periods import Period, format_us
+from opentab.replica.batches import BatchSummary, last_batches
 from opentab.replica.facts import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.tops import TOP, Tops
@@ -23,6 +24,8 @@ from opentab.server.moment import Moment
 
 LIST_MAX = 1_000
 LAST_CLOSED = 3
+OVERVIEW_PERIODS = 12
+OVERVIEW_TOPS = 10
 DAY_BYTES = 10
 REPLICA, LEDGER = "replica", "ledger"
 
@@ -59,7 +62,13 @@ class Answers:
             closed = self._old_totals(customer)[: -LAST_CLOSED - 1 : -1]
             if not closed:
                 return None
-        return {"customer": customer, "current": current, "open": opened[::-1], "closed": closed[::-1]}
+        return {
+            "customer": customer,
+            "current_period": self.moment.current_period,
+            "current": current,
+            "open": opened[::-1],
+            "closed": closed[::-1],
+        }
 
     def total_json(self, period: Period, customer: str) -> Json | None:
         """What a customer owes for a period; None if nothing was billed."""
@@ -150,8 +159,39 @@ class Answers:
             "closed_at": format_us(facts.closed_us),
             "closed_position": facts.closed_position,
             "revised_at": format_us(facts.revised_us),
+            "adjusted": format_micros(int(facts.adjusted_micros)),
+            "adjusted_events": facts.adjusted_events,
             "missing": waits.as_json() if waits else None,
             "partitions": partitions_json(record, end_us),
+        }
+
+    def batches(self, limit: int) -> list[Json]:
+        """The last batches, in order."""
+        return [_batch_json(one) for one in last_batches(self._snapshot, self.moment.place.position, limit)]
+
+    def rejections(self, reason: str | None, limit: int) -> Json:
+        """How many inputs could not be billed, by reason, and the newest of them."""
+        self.source = LEDGER
+        counts = self.moment.meta.rejections if self.moment.meta else {}
+        items = self._archive.rejections(upto=self.moment.place.position, reason=reason, limit=limit)
+        return {"counts": dict(sorted(counts.items())), "items": items}
+
+    def overview(self, currency: str) -> Json:
+        """What managers and operators watch: the last periods, what is billed in them by type, and the last batch."""
+        meta, current = self.moment.meta, self.moment.current_period
+        shown = self.moment.periods[-OVERVIEW_PERIODS:]
+        last = self.batches(1)
+        return {
+            "current_period": current,
+            "periods": [self.period_json(period, currency) for period in shown],
+            "types": [total for period in shown for total in self.types(period)],
+            "top": self.top_customers(current, limit=OVERVIEW_TOPS) if current else [],
+            "batch": last[0] if last else None,
+            "events": meta.events if meta else 0,
+            "late_events": meta.late_events if meta else 0,
+            "rejections": dict(sorted(meta.rejections.items())) if meta else {},
+            "input_bytes": meta.input_bytes if meta else 0,
+            "fold_ms": round(meta.fold_seconds * 1000, 1) if meta else None,
         }
 
     def customers(self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100) -> list[Json]:
@@ -222,6 +262,21 @@ def _customer_json(key: bytes, value: bytes) -> Json:
         "total": format_micros(sum(micros for micros, _ in cells)),
         "events": sum(events for _, events in cells),
         "last_event": format_us(last_us),
+    }
+
+
+def _batch_json(one: BatchSummary) -> Json:
+    return {
+        "batch": one.batch,
+        "started_at": format_us(one.started_us),
+        "committed_at": format_us(one.committed_us),
+        "events": one.events,
+        "late_events": one.late_events,
+        "rejections": one.rejections,
+        "input_bytes": one.input_bytes,
+        "files": one.files,
+        "steps_ms": one.steps_ms,
+        "watermark": format_us(one.watermark_us),
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +13,7 @@ from fastapi import FastAPI
 from opentab import __version__
 from opentab.config import Home
 from opentab.replica.reader import Reader
+from opentab.server.asgi_name import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.desk import Desk
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
@@ -20,7 +23,19 @@ from opentab.server.limits import InTime, SmallOnly
 from opentab.server.metrics import Counters, Timed
 from opentab.server.paths import RawPaths
 from opentab.server.problem import install
-from opentab.server.routes import customers, events, health, invoices, periods, stream, types
+from opentab.server.routes import (
+    batches,
+    customers,
+    events,
+    health,
+    invoices,
+    page,
+    periods,
+    rejections,
+    session,
+    stream,
+    types,
+)
 from opentab.server.tokens import Gate, read_key
 
 DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Every answer says how fresh it is."
@@ -50,11 +65,17 @@ def build_app(home: Home) -> Any:
         redirect_slashes=False,
     )
     install(api)
-    for routes in (customers, invoices, types, periods):
+    for routes in (customers, invoices, types, periods, batches, rejections):
         routes.add_routes(api, desk)
-    stream.add_routes(api, desk, Feed(reader, counters.streams, per_token_max=home["server.streams_max"]))
+    counted = os.environ.get(DIRECTORY_VARIABLE)
+    stopping = Path(counted) / STOPPING_NAME if counted else None
+    feed = Feed(reader, counters.streams, per_token_max=home["server.streams_max"], stopping=stopping)
+    stream.add_routes(api, desk, feed)
     events.add_routes(api, home, intake)
     health.add_routes(api, desk, counters)
-    inner = SmallOnly(HotReads(InTime(RawPaths(Timed(api, counters))), desk, counters))
     key = read_key(home)
-    return LoopbackOnly(inner) if key is None else TokensOnly(inner, Gate(key, home.revoked_path))
+    gate = Gate(key, home.revoked_path) if key is not None else None
+    session.add_routes(api, home, gate)
+    page.add_routes(api)
+    inner = SmallOnly(HotReads(InTime(RawPaths(Timed(api, counters))), desk, counters))
+    return LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)

@@ -1,19 +1,23 @@
-"""What a replica has left to the ledger: periods that are final and no longer kept hot.
+"""What a replica has left to the ledger: periods that are final and no longer kept hot, and what was rejected.
 
-They never change again, so it does not matter that the ledger is further than the replica.
+None of it ever changes again, so it does not matter that the ledger is further than the replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from opentab.config import Home
 from opentab.ledger.billed import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
+from opentab.ledger.rejections import newest_rejections, rejection_as_json
 from opentab.ledger.statement import statement_texts
 from opentab.ledger.totals import Total, customer_totals
 from opentab.periods import Period
+
+RAW_BYTES_MAX = 2_000
 
 
 class Archive:
@@ -36,3 +40,11 @@ class Archive:
             currency = self._home["billing.currency"]
             rows = invoices.rows(period=period)
             return list(statement_texts(connection, rows, currency=currency, customer=customer, all_revisions=True))
+
+    def rejections(self, *, upto: int, reason: str | None, limit: int) -> list[dict[str, Any]]:
+        """The newest rejections up to a position; what is long is cut."""
+        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        rows = newest_rejections(journal, upto=upto, reason=reason, limit=limit)
+        return [
+            {**rejection_as_json({**row, "raw": row["raw"][:RAW_BYTES_MAX]}), "bytes": len(row["raw"])} for row in rows
+        ]

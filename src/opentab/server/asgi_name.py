@@ -6,3 +6,5 @@ TARGET = "opentab.server.asgi:app"
 HOME_VARIABLE = "OPENTAB_SERVED_HOME"
 # Where the workers count what they did; prometheus-client reads this name.
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+# A file there: the server is about to stop.
+STOPPING_NAME = "stopping"

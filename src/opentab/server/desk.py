@@ -119,6 +119,24 @@ class Desk:
             found = ask(answers)
         return fresh.position, {**found, **fresh.as_json()}, found
 
+    def pulse(self) -> dict[str, object]:
+        """How fresh answers are at this moment."""
+        with self._reader.read() as snapshot:
+            return self._freshness(self._answers(snapshot).moment).as_json()
+
+    def pipeline(self) -> dict[str, object]:
+        """What the pipeline last said of itself, and what keeps the replica from going on."""
+        beat, trouble = self._pulse.beat(), self.trouble()
+        said = beat and {
+            "age_ms": max(0, (_now_us() - beat.at_us) // 1000),
+            "streaming": beat.streaming,
+            "position": beat.position,
+            "caught_up": beat.caught_up,
+            "unread_segments": beat.unread_segments,
+            "invoices_position": beat.invoices_position,
+        }
+        return {"pipeline": said, "trouble": trouble.text if trouble else None}
+
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
         answers.source = LEDGER

@@ -9,9 +9,19 @@ from urllib.parse import parse_qs
 
 from opentab.server.paths import App, parts_of
 from opentab.server.problem import problem
+from opentab.server.session import token_in
 from opentab.server.tokens import Gate, Token, TokenRefused, may
 
-PUBLIC = (["healthz"], ["readyz"], ["openapi.json"])
+# What tells nothing about anyone: health, and the files of the page, which asks for everything else.
+PUBLIC: tuple[list[str], ...] = (
+    ["healthz"],
+    ["readyz"],
+    ["openapi.json"],
+    ["session"],
+    [],
+    ["management"],
+    ["operations"],
+)
 CHALLENGE = {"www-authenticate": "Bearer"}
 TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 
@@ -40,7 +50,7 @@ class TokensOnly:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             parts = [part for part in parts_of(scope) if part]
-            if parts not in PUBLIC:
+            if parts not in PUBLIC and parts[:1] != ["web"]:
                 refusal = self._refusal(scope, parts)
                 if refusal is not None:
                     await refusal(scope, receive, send)
@@ -55,6 +65,9 @@ class TokensOnly:
         if kind.lower() != "bearer":
             # A browser's EventSource cannot send headers.
             token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
+        if kind.lower() != "bearer" and not token_text and scope["method"] in ("GET", "HEAD"):
+            # The page's own: a browser sends it by itself, so it must not be able to change anything.
+            token_text = token_in(_header(scope, b"cookie"))
         if not token_text:
             return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -14,15 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opentab.config import Home
 from opentab.errors import ConfigError, InputError
-from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, TARGET
+from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, STOPPING_NAME, TARGET
 from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 60.0
-END_SECONDS_MAX = 3  # an open stream would keep a worker for ever; an event that is not durable is not told to be
+STOP_SECONDS_MAX = 5  # then requests that are not done are cut off
 HEADERS_BYTES_MAX = 64 * 1024  # beyond this a connection is not even read
 
 
@@ -62,16 +64,29 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
         ssl_key=tls.key if tls else None,
         log_level=LogLevels.warning,
         respawn_failed_workers=True,
-        workers_kill_timeout=END_SECONDS_MAX,
+        workers_kill_timeout=STOP_SECONDS_MAX,
         websockets=False,
     )
+    server.on_startup(lambda: tell_of_stop(Path(counted.name) / STOPPING_NAME))
     scheme = "https" if tls else "http"
-    say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/periods answers from a replica of {home.path}")
+    say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
     try:
         server.serve()
     finally:
         follower.stop()
         counted.cleanup()
+
+
+def tell_of_stop(flag: Path) -> None:
+    """Let a signal to stop leave a file that the workers see: streams end then, which else would hold them up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before: Any = signal.getsignal(number)
+
+        def stop(signum: int, frame: Any, before: Any = before) -> None:
+            flag.touch()
+            before(signum, frame)
+
+        signal.signal(number, stop)
 
 
 class FollowerProcess:

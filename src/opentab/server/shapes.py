@@ -74,6 +74,7 @@ class Customer(Answer):
     """A customer at a glance."""
 
     customer: str
+    current_period: Period | None
     current: TotalFields | None
     open: list[TotalFields]
     closed: list[TotalFields]
@@ -210,6 +211,8 @@ class PeriodFields(Shape):
     closed_at: Instant | None
     closed_position: int | None
     revised_at: Instant | None
+    adjusted: Annotated[Amount, Field(description="of earlier periods, billed in this one")]
+    adjusted_events: Count
     missing: Missing | None
     partitions: list[Partition]
 
@@ -222,6 +225,84 @@ class Periods(Answer):
     """All periods."""
 
     items: list[PeriodFields]
+
+
+class Batch(Shape):
+    """What one batch took from the log, and how long it took for what."""
+
+    batch: Annotated[int, Field(ge=1)]
+    started_at: Instant
+    committed_at: Instant
+    events: Count
+    late_events: Annotated[Count, Field(description="of months that were closed when they came")]
+    rejections: Count
+    input_bytes: Count
+    files: Count
+    steps_ms: Annotated[dict[str, float], Field(examples=[{"waiting": 12.5, "tasks": 140.0, "committing": 21.0}])]
+    watermark: Instant | None
+
+
+class Batches(Answer):
+    """The last batches, in order."""
+
+    items: list[Batch]
+
+
+class Pipeline(Shape):
+    """What the pipeline last said of itself."""
+
+    age_ms: Annotated[int, Field(ge=0, description="since it said so")]
+    streaming: bool
+    position: int
+    caught_up: bool
+    unread_segments: Count
+    invoices_position: int
+
+
+class Overview(Answer):
+    """What managers and operators watch, at one position."""
+
+    current_period: Period | None
+    periods: list[PeriodFields]
+    types: list[TypeTotal]
+    top: Annotated[list[CustomerTotal], Field(description="the largest totals of the current period")]
+    batch: Annotated[Batch | None, Field(description="the last one")]
+    events: Count
+    late_events: Count
+    rejections: dict[str, Count]
+    input_bytes: Count
+    fold_ms: Annotated[float | None, Field(description="what the replica's last step took")]
+    pipeline: Pipeline | None
+    trouble: Annotated[str | None, Field(description="what keeps the replica from going on")]
+
+
+class Rejection(Shape):
+    """An input that could not be billed."""
+
+    batch: int
+    reason: str
+    place: Annotated[str, Field(examples=["default/1@539"], description="partition, segment and byte of the log")]
+    raw: Annotated[str, Field(description="what came, cut to 2,000 bytes; what is no UTF-8 is escaped")]
+    raw_base64: str | None = None
+    detail: str | None
+    bytes: Annotated[int, Field(ge=0, description="its whole size")]
+
+
+class Rejections(Answer):
+    """How many by reason, and the newest of them."""
+
+    counts: dict[str, Count]
+    items: list[Rejection]
+
+
+class Session(Shape):
+    """Who sits in front of the page."""
+
+    tokens: Annotated[bool, Field(description="whether a token is needed here")]
+    role: Annotated[str | None, Field(description="of the token that the browser keeps")]
+    customer: str | None
+    currency: str
+    zone: str
 
 
 class Alive(Shape):
@@ -298,6 +379,20 @@ STREAM_ANSWERS: dict[int | str, dict[str, Any]] = {
         _503="the replica is being made",
     ),
 }  # fmt: skip
+SESSION_PROBLEMS = _problems(
+    _400="the body is not JSON", _401="the token is no good", _404="no token is needed", _413="too large a body",
+    _415="not JSON",
+)  # fmt: skip
+SESSION_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}
+            }
+        },
+    }
+}
 EVENT_PROBLEMS = _problems(
     _400="the body is not JSON",
     _401="a token is needed",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import StringConstraints
 
 from opentab.server.answers import Answers
 from opentab.server.asked import CUSTOMER_BYTES_MAX, POSITION_MAX
@@ -15,36 +16,64 @@ from opentab.server.guard import TOKEN_ID
 from opentab.server.problem import Problem
 from opentab.server.shapes import STREAM_ANSWERS
 
+CUSTOMERS_MAX = 20
+NOBODY: list[str] = []
+
+CustomerName = Annotated[str, StringConstraints(max_length=CUSTOMER_BYTES_MAX)]
+
 
 def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
+    currency = desk.home["billing.currency"]
+
     @api.get("/v1/stream", response_class=StreamingResponse, responses=STREAM_ANSWERS, tags=["live"])
     async def stream(
         request: Request,
-        customer: Annotated[str | None, Query(max_length=CUSTOMER_BYTES_MAX, examples=["emma"])] = None,
+        customer: Annotated[list[CustomerName], Query(max_length=CUSTOMERS_MAX, examples=[["emma"]])] = NOBODY,
         types: Annotated[str | None, Query(description="totals by type; needs no value")] = None,
+        overview: Annotated[str | None, Query(description="what /v1/overview says; needs no value")] = None,
+        pulse: Annotated[str | None, Query(description="every second, how fresh it is; needs no value")] = None,
         last_event_id: Annotated[
             str | None, Header(description="the position of the last message that you have")
         ] = None,
     ) -> Response:
-        """Server-sent events: the totals of a customer or by type, then again whenever a batch touched them."""
-        if (customer is None) == (types is None):
-            raise Problem(422, "ask for ?customer=NAME or for ?types, one of them")
+        """Server-sent events: the totals of customers or by type, then again whenever a batch touched them."""
+        if [bool(customer), types is not None, overview is not None].count(True) != 1:
+            raise Problem(422, "ask for ?customer=NAME, for ?types or for ?overview, one of them")
         last_seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else None
         holder = request.scope.get(TOKEN_ID)
         if not feed.has_room(holder):
             raise Problem(429, "there are too many streams open", headers=RETRY)
 
         def look() -> tuple[int, dict[str, object], object]:
-            return desk.look(lambda answers: _touched(answers, customer))
+            if overview is None:
+                return desk.look(lambda answers: _touched(answers, customer))
+            position, answer, state = desk.look(lambda answers: answers.overview(currency))
+            # The pipeline's sign of life moves on all the time: it is told, but is no reason to tell.
+            return position, {**answer, **desk.pipeline()}, state
 
-        messages = feed.stream(look, last_seen=min(last_seen, POSITION_MAX) if last_seen else None, holder=holder)
+        def fresh() -> dict[str, object]:
+            return desk.pulse() if overview is None else {**desk.pulse(), **desk.pipeline()}
+
+        messages = feed.stream(
+            look,
+            last_seen=min(last_seen, POSITION_MAX) if last_seen else None,
+            holder=holder,
+            pulse=fresh if pulse is not None else None,
+        )
         return StreamingResponse(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-def _touched(answers: Answers, customer: str | None) -> dict[str, object]:
-    """What a stream looks at: a customer's periods that are not final, or all types."""
-    if customer is None:
+def _touched(answers: Answers, customers: list[str]) -> dict[str, object]:
+    """What a stream looks at: the periods of a customer or of several that are not final, or all types."""
+    if not customers:
         return {"types": list(answers.types())}
+    current = {"current_period": answers.moment.current_period}
+    if len(customers) == 1:
+        return {**_of_customer(answers, customers[0]), **current}
+    return {"customers": [_of_customer(answers, customer) for customer in customers], **current}
+
+
+def _of_customer(answers: Answers, customer: str) -> dict[str, object]:
     live = [period for period in answers.moment.periods if answers.moment.status(period) != "final"]
     totals = [total for period in live if (total := answers.total_json(period, customer)) is not None]
     for total in totals:

@@ -1,0 +1,27 @@
+"""/v1/rejections: what could not be billed, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Response
+
+from opentab.events import Reason
+from opentab.server.asked import conditions_of, sent
+from opentab.server.desk import Conditions, Desk
+from opentab.server.shapes import ANSWER_PROBLEMS, Rejections
+
+SAMPLES_MAX = 100
+
+
+def add_routes(api: FastAPI, desk: Desk) -> None:
+    asking = conditions_of(desk)
+
+    @api.get("/v1/rejections", response_model=Rejections, responses=ANSWER_PROBLEMS, tags=["operating"])
+    def rejections(
+        reason: Annotated[Reason | None, Query(description="this reason only")] = None,
+        limit: Annotated[int, Query(ge=1, le=SAMPLES_MAX)] = 20,
+        conditions: Conditions = asking,
+    ) -> Response:
+        """How many inputs could not be billed for which reason, and the newest of them, cut to 2,000 bytes."""
+        return sent(desk.answer(lambda answers: answers.rejections(reason, limit), conditions))

@@ -1,0 +1,78 @@
+"""/session: signing in to the page with a token, and out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from opentab.config import Home
+from opentab.server.problem import Problem
+from opentab.server.session import cookie_of, no_cookie, token_in
+from opentab.server.shapes import SESSION_BODY, SESSION_PROBLEMS, Session
+from opentab.server.tokens import Gate, Token, TokenRefused
+
+BODY_BYTES_MAX = 8 * 1024
+NO_STORE = {"cache-control": "no-store"}
+
+
+def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
+    def told(token: Token | None) -> dict[str, Any]:
+        return {
+            "tokens": gate is not None,
+            "role": str(token.role) if token else None,
+            "customer": token.customer if token else None,
+            "currency": home["billing.currency"],
+            "zone": home["billing.zone"],
+        }
+
+    @api.get("/session", response_model=Session, tags=["page"])
+    def session(request: Request) -> Response:
+        """Whether a token is needed here, who the browser's own one is of, and how to show money and days."""
+        token = None
+        if gate is not None:
+            try:
+                token = gate.check(token_in(request.headers.get("cookie", "")))
+            except TokenRefused:
+                token = None
+        return JSONResponse(told(token), headers=NO_STORE)
+
+    @api.post("/session", response_model=Session, responses=SESSION_PROBLEMS, openapi_extra=SESSION_BODY, tags=["page"])
+    async def sign_in(request: Request) -> Response:
+        """Keep a token in a cookie that no script can read; it is good for reads only."""
+        if gate is None:
+            raise Problem(404, "no token is needed here")
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            raise Problem(415, "send the token as application/json")
+        text = await _token(request)
+        try:
+            token = gate.check(text)
+        except TokenRefused as refused:
+            raise Problem(401, str(refused)) from None
+        secure = request.url.scheme == "https"
+        return JSONResponse(told(token), headers={**NO_STORE, "set-cookie": cookie_of(text, secure=secure)})
+
+    @api.delete("/session", status_code=204, tags=["page"])
+    def sign_out(request: Request) -> Response:
+        """Let the browser forget the token."""
+        secure = request.url.scheme == "https"
+        return Response(status_code=204, headers={**NO_STORE, "set-cookie": no_cookie(secure=secure)})
+
+
+class _SignIn(msgspec.Struct):
+    token: str
+
+
+async def _token(request: Request) -> str:
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > BODY_BYTES_MAX:
+            raise Problem(413, f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+    try:
+        return msgspec.json.decode(received, type=_SignIn).token.strip()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise Problem(400, 'the body is not {"token": "…"}') from None

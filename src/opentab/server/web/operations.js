@@ -1,0 +1,179 @@
+// The operations view: the flow with its figures, each batch by its steps, and what holds the watermark back.
+
+import { get, Refreshed } from "./api.js";
+import { behind, Chart, legend, stacks } from "./chart.js";
+import { el, mark, say, table, wide } from "./dom.js";
+import { Flow } from "./flow.js";
+import { FRESH_MS_MAX, stamp } from "./freshness.js";
+import { followOverview } from "./overview.js";
+import { Pace } from "./pace.js";
+import { holder } from "./standing.js";
+import { everyTick, now } from "./ticker.js";
+import { ago, bytes, clock, count, instant, plural, short, shortInstant, span } from "./words.js";
+
+const BATCHES_DRAWN = 90;
+const SERIES = [5, 2, 0, 1, 3, 4, 6];
+const STEPS = ["waiting", "reading", "decoding", "tallying", "staging", "overhead", "committing"];
+const STEP_NAMES = ["waiting in the log", "reading", "decoding", "tallying", "staging", "Spark around them", "committing (the one before)"];
+
+/** The view, live; it goes on with the last known numbers. */
+export function operationsView({ signal }) {
+  const pace = new Pace(), flow = new Flow(signal);
+  const figures = el("div"), partitions = el("div"), alarm = el("div", { role: "alert" });
+  const charts = batchCharts(signal);
+  let state = null, beat = null;
+
+  const batches = new Refreshed(async () => {
+    const answer = await get(`/v1/batches?limit=${BATCHES_DRAWN}`, signal);
+    pace.seed(answer.items, state?.events ?? 0);
+    charts.show(answer.items);
+  }, { pauseMs: 1000, signal });
+  const show = (message) => {
+    if (message.position !== state?.position) batches.wanted();
+    state = message;
+    pace.see(message.events);
+    pulse(message);
+    drawPartitions(message);
+  };
+  const pulse = (message) => {
+    beat = { pipeline: message.pipeline, trouble: message.trouble, position: message.position, heard: now() };
+    draw();
+  };
+  const drawPartitions = ({ periods }) => {
+    const known = periods.at(-1)?.partitions ?? [], holds = holder(known);
+    const rows = known.map((each) => [each.partition, instant(each.latest), instant(each.complete_upto), instant(each.arrived),
+      each.idle ? "silent: holds nothing back" : each === holds ? el("strong", { class: "holds" }, "holds the watermark back") : "ahead"]);
+    partitions.replaceChildren(rows.length
+      ? wide("Partitions of the log", table("Partitions of the log", [{ title: "Partition" }, { title: "Newest event" }, { title: "Complete up to" }, { title: "Last arrival" }, { title: "Watermark" }], rows, { unseenCaption: true }))
+      : el("p", { class: "quiet" }, "Nothing was read from the log yet."));
+  };
+  const freshness = followOverview({ show, pulse, signal });
+
+  const draw = () => {
+    const parts = describe(state, beat, freshness, pace);
+    flow.show(parts);
+    drawFigures(figures, parts);
+    const down = parts.filter((part) => part.state === "down").map((part) => `${part.name}: ${part.why}.`);
+    const text = down.length ? `${down.join(" ")} The numbers are the last known ones.` : "";
+    const place = alarm.firstChild;
+    if (text && !place) alarm.append(el("p", { class: "alarm" }, text));
+    else if (text) say(place, text);
+    else place?.remove();
+  };
+  draw();
+  everyTick(draw, signal);
+
+  return el("div", { class: "view" },
+    el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Operations"), stamp(freshness, signal, "Operations")),
+    alarm,
+    el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
+    el("section", { class: "card" }, el("h2", {}, "Batches"), charts.node),
+    el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions));
+}
+
+/** What each part of the flow says of itself at this moment. */
+function describe(state, beat, freshness, pace) {
+  const silence = beat?.heard.elapsed() ?? 0, reached = freshness.reached;
+  const pipeline = beat?.pipeline ?? null, batch = state?.batch ?? null;
+  const age = pipeline === null ? null : pipeline.age_ms + silence;
+  const alive = age !== null && age <= FRESH_MS_MAX;
+  const behindBy = pipeline === null ? 0 : Math.max(0, pipeline.position - beat.position);
+  const unknown = beat === null;
+  const known = state?.periods.at(-1)?.partitions ?? [];
+  const up = (works) => (unknown ? "unknown" : !reached ? "unknown" : works ? "up" : "down");
+
+  const pipelineState = unknown || !reached ? "unknown" : !alive ? "down" : pipeline.streaming ? "up" : "busy";
+  const replicaState = unknown || !reached ? "unknown" : beat.trouble ? "down" : behindBy > 2 ? "busy" : "up";
+  const youState = unknown && freshness.link === "connecting" ? "unknown" : reached ? "up" : "down";
+  const ageOfAnswer = freshness.age();
+  const unread = pipeline?.unread_segments ?? 0;
+  return [
+    {
+      name: "Log", link: "up", state: up(true) === "up" && unread > 0 && !alive ? "busy" : up(true),
+      word: unknown || !reached ? "last known" : unread ? "backlog" : "read",
+      lines: [["unread", pipeline ? plural(unread, "segment") : "–"], ["partitions", count(known.length)], ["read in all", bytes(state?.input_bytes ?? 0)]],
+    },
+    {
+      name: "Pipeline", link: pipelineState, state: pipelineState,
+      word: { unknown: "last known", up: "running", busy: "starting", down: pipeline ? "down" : "never ran" }[pipelineState],
+      why: pipeline ? "it gives no sign of life" : "it never ran here",
+      lines: [["last batch", batch ? span(tookOf(batch)) : "–"], ["events/s", short(Math.round(pace.rate))], ["sign of life", age === null ? "never" : ago(age)]],
+    },
+    {
+      name: "Ledger", link: pipelineState, state: up(true), word: unknown || !reached ? "last known" : "readable",
+      lines: [["position", pipeline ? count(Math.max(pipeline.position, beat.position)) : count(state?.position ?? 0)], ["watermark", state?.watermark ? shortInstant(state.watermark) : "none"], ["invoices upto", state ? count(Math.max(state.invoices_position, pipeline?.invoices_position ?? 0)) : "–"]],
+    },
+    {
+      name: "Replica", link: replicaState, state: replicaState,
+      word: { unknown: "last known", up: "following", busy: "behind", down: "stopped" }[replicaState],
+      why: beat?.trouble ? `it does not go on: ${beat.trouble}` : "",
+      lines: [["position", count(beat?.position ?? state?.position ?? 0)], ["lag", plural(behindBy, "batch", "batches")], ["last step", state?.fold_ms == null ? "–" : span(state.fold_ms)]],
+    },
+    {
+      name: "You", link: youState, state: youState,
+      word: { unknown: "connecting", up: freshness.link === "polling" ? "asking" : "connected", down: "cut off" }[youState],
+      why: "the server is not reached",
+      lines: [["staleness", ageOfAnswer === null ? "unknown" : span(ageOfAnswer)], ["by", { stream: "stream", polling: "polling", lost: "nothing", connecting: "…" }[freshness.link]], ["as of", ageOfAnswer === null ? "–" : clock(Date.now() - ageOfAnswer)]],
+    },
+  ];
+}
+
+/** The same figures as a table: what the drawing says to those who do not see it. */
+function drawFigures(place, parts) {
+  const rows = parts.map((part) => [part.name, el("span", { class: `word ${part.state}` }, part.word), part.lines.map(([label, value]) => `${label}: ${value}`).join(" · ")]);
+  const text = JSON.stringify(parts.map((part) => [part.name, part.word, part.lines]));
+  if (place.dataset.shown === text) return;
+  mark(place, "data-shown", text);
+  if (!place.firstChild) {
+    place.append(behind("In numbers", table("The flow", [{ title: "Part" }, { title: "State" }, { title: "Figures" }], rows, { unseenCaption: true })));
+    return;
+  }
+  // The summary stays, so that it keeps the focus.
+  place.querySelector("table").replaceWith(table("The flow", [{ title: "Part" }, { title: "State" }, { title: "Figures" }], rows, { unseenCaption: true }));
+}
+
+function tookOf(batch) {
+  return Date.parse(batch.committed_at) - Date.parse(batch.started_at);
+}
+
+/** Durations by step, events and bytes of the last batches, one above the other. */
+function batchCharts(signal) {
+  const time = new Chart({ height: 200, signal }), events = new Chart({ height: 110, signal }), size = new Chart({ height: 110, signal });
+  const empty = el("p", { class: "quiet" }, "No batch yet."), numbers = el("div");
+  const all = el("div", { class: "chart-stack" },
+    el("h3", {}, "Time by step"), time.node, legend(STEP_NAMES, SERIES),
+    el("h3", {}, "Events"), events.node, el("h3", {}, "Bytes read"), size.node, numbers);
+  all.hidden = true;
+
+  const show = (batches) => {
+    empty.hidden = batches.length > 0;
+    all.hidden = !batches.length;
+    if (!batches.length) return;
+    const every = Math.max(1, Math.ceil(batches.length / 6)), last = batches.at(-1);
+    const column = (batch, title, parts) => ({ label: count(batch.batch), title: `Batch ${count(batch.batch)}, ${instant(batch.committed_at)}: ${title}`, parts });
+    const steps = batches.map((batch) => {
+      const parts = partsOf(batch);
+      return column(batch, STEPS.map((step, n) => `${STEP_NAMES[n]} ${span(parts[step])}`).join(", "), STEPS.map((step, n) => ({ value: parts[step], series: SERIES[n] })));
+    });
+    time.show(`Time by step of the last ${plural(batches.length, "batch", "batches")}. ${steps.at(-1).title}.`, stacks({ columns: steps, axis: span, every, gap: 0.25 }));
+    events.show(`Events of each batch; the last one has ${count(last.events)}.`, stacks({ columns: batches.map((batch) => column(batch, plural(batch.events, "event"), [{ value: batch.events, series: 0 }])), axis: short, every, gap: 0.25 }));
+    size.show(`Bytes of each batch; the last one has ${bytes(last.input_bytes)}.`, stacks({ columns: batches.map((batch) => column(batch, bytes(batch.input_bytes), [{ value: batch.input_bytes, series: 0 }])), axis: bytes, every, gap: 0.25, base: 2 }));
+    const rows = batches.toReversed().slice(0, 20).map((batch) => [count(batch.batch), instant(batch.committed_at), span(batch.steps_ms.waiting ?? 0), span(tookOf(batch)), count(batch.events), count(batch.late_events), count(batch.rejections), bytes(batch.input_bytes), count(batch.files)]);
+    const columns = ["Batch", "Committed", "Waited", "Took", "Events", "Late", "Rejected", "Bytes", "Files"].map((title, n) => ({ title, number: n !== 1 }));
+    const made = wide("The last batches", table("The last batches", columns, rows, { unseenCaption: true }));
+    const shown = numbers.querySelector(".wide");
+    if (shown) {
+      made.scrollLeft = shown.scrollLeft;
+      shown.replaceChildren(...made.childNodes);
+    } else numbers.append(behind("In numbers", made));
+  };
+  return { node: el("div", {}, empty, all), show };
+}
+
+/** Milliseconds by step; what the tasks took besides is Spark's own. */
+function partsOf(batch) {
+  const steps = batch.steps_ms, parts = Object.fromEntries(STEPS.map((step) => [step, steps[step] ?? 0]));
+  const busy = parts.reading + parts.decoding + parts.tallying + parts.staging;
+  parts.overhead = Math.max(0, (steps.tasks ?? busy) - busy);
+  return parts;
+}

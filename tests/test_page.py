@@ -1,0 +1,403 @@
+"""The page in a real browser, before a real server: it ticks, says how old it is, and runs nothing but itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from ledgers import new_home
+from opentab.config import Home
+from opentab.server.tokens import Role, issue, read_key
+from processes import free_port, serving, wait_for
+from product import event, opentab
+from scenes import SETTINGS, Scene
+
+DESKTOP, PHONE = (1280, 800), (375, 740)
+HOSTILE = "<img src=x onerror=alert(1)>"
+RED_SECONDS_MAX = 5.0
+VIEWS = {"customer": "/?customer=emma", "management": "/management", "operations": "/operations"}
+# What the page's own policy forbids is told to the page; the test asks for it at the end.
+WATCH = "window.violations = []; addEventListener('securitypolicyviolation', (e) => violations.push(e.blockedURI))"
+TURNS_STALE = """() => new Promise((done) => {
+  const look = () => document.querySelector(".stamp").dataset.state === "stale" ? done() : requestAnimationFrame(look);
+  look();
+})"""
+
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    scene = Scene(new_home(tmp_path_factory.mktemp("page") / "home", SETTINGS))
+    scene.play()
+    with scene.beating():
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def url(scene: Scene) -> Iterator[str]:
+    with serving(scene.home, workers=1) as base:
+        wait_for(lambda: position(base) == scene.position, "the replica was there")
+        yield base
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    assert chromium, "chromium is missing: scripts/setup installs it"
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox needs rights that a container may not give.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages, and holds each to it: no dialog, no error, no other host, nothing that its policy forbids."""
+    opened: list[tuple[Page, list[str], tuple[str, ...]]] = []
+
+    def open_one(
+        address: str,
+        *,
+        size: tuple[int, int] = DESKTOP,
+        expects: tuple[str, ...] = (),
+        blocked: str | None = None,
+        **options: Any,
+    ) -> Page:
+        wrong: list[str] = []
+        options = {"locale": "en-GB", "color_scheme": "light", **options}
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
+        context.add_init_script(WATCH)
+        if blocked:
+            context.route(blocked, lambda route: route.abort())
+        page = context.new_page()
+        host = urlsplit(address).netloc
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda said: wrong.append(f"console: {said.text}") if said.type == "error" else None)
+        page.on("request", lambda asked: wrong.append(asked.url) if urlsplit(asked.url).netloc != host else None)
+        page.goto(address)
+        opened.append((page, wrong, (*expects, *(["net::ERR_"] if blocked else []))))
+        return page
+
+    yield open_one
+    for page, wrong, expects in opened:
+        assert page.evaluate("violations") == []
+        # A name without invoices is answered by 404, and browsers say so.
+        assert [each for each in wrong if not any(part in each for part in ("status of 404", *expects))] == []
+        page.context.close()
+
+
+def position(base: str) -> int:
+    answer = httpx.get(f"{base}/v1/overview", timeout=5)
+    return int(answer.json()["position"]) if answer.status_code == 200 else 0
+
+
+def api_total(base: str, customer: str) -> str:
+    return str(httpx.get(f"{base}/v1/customers/{customer}").json()["current"]["total"])
+
+
+def card(page: Page, customer: str) -> Any:
+    return page.get_by_role("article", name=customer, exact=True)
+
+
+@pytest.fixture(autouse=True)
+def alive(scene: Scene) -> None:
+    scene.alive = True
+
+
+def expect_live(page: Page) -> None:
+    expect(page.locator(".stamp").first).to_have_attribute("data-state", "fresh")
+
+
+def test_totals_tick_without_a_reload_and_equal_the_api(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url}/?customer=emma&pin=noah")
+    page.evaluate("window.never_reloaded = true")
+    emma, noah = card(page, "emma").locator(".total"), card(page, "noah").locator(".total")
+    before = api_total(url, "emma")
+    expect(emma).to_have_attribute("data-total", before)
+    expect(noah).to_have_attribute("data-total", api_total(url, "noah"))
+    for cents in ("0.25", "1.000001"):
+        scene.bill(event("emma", cents, "2026-02-19T23:00:00Z"))
+        expect(emma).not_to_have_attribute("data-total", before)
+        before = api_total(url, "emma")
+        expect(emma).to_have_attribute("data-total", before)
+    shown = page.evaluate(
+        "([text]) => new Intl.NumberFormat('en-GB', {style: 'currency', currency: 'EUR', minimumFractionDigits: 6}).format(text)",
+        [before],
+    )
+    assert emma.inner_text() == shown
+    assert page.evaluate("window.never_reloaded")
+    for stamp in page.locator(".stamp").all():
+        expect(stamp).to_have_attribute("data-state", "fresh")
+
+
+def test_amounts_use_the_locale_of_the_browser(url: str, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url}/?customer=emma", locale="de-DE")
+    expect(card(page, "emma").locator(".total")).to_have_text(api_total(url, "emma").replace(".", ",") + "\u00a0€")
+
+
+def test_the_timestamp_is_red_soon_after_the_pipeline_died_and_green_again(
+    url: str, scene: Scene, open_page: Callable[..., Page]
+) -> None:
+    customer, operations = open_page(f"{url}/?customer=emma"), open_page(f"{url}/operations")
+    expect_live(customer)
+    expect_live(operations)
+    began = time.monotonic()
+    scene.alive = False
+    stamp = customer.locator(".stamp")
+    customer.evaluate(TURNS_STALE)
+    assert time.monotonic() - began < RED_SECONDS_MAX
+    expect(stamp).to_contain_text("seconds ago: the pipeline is silent")
+    expect(operations.get_by_role("alert")).to_contain_text("Pipeline: it gives no sign of life.")
+    expect(operations.locator(".flow-node.down .flow-name")).to_have_text("Pipeline")
+    assert api_total(url, "emma") in str(customer.locator(".total").get_attribute("data-total")), "it keeps its numbers"
+    scene.alive = True
+    expect(stamp).to_have_attribute("data-state", "fresh")
+    expect(operations.get_by_role("alert")).to_be_empty()
+
+
+def test_where_streams_are_blocked_it_asks_every_two_seconds(
+    url: str, scene: Scene, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{url}/?customer=emma", blocked="**/v1/stream**")
+    operations = open_page(f"{url}/operations", blocked="**/v1/stream**")
+    total = card(page, "emma").locator(".total")
+    expect(total).to_have_attribute("data-total", api_total(url, "emma"))
+    scene.bill(event("emma", "0.5", "2026-02-19T23:10:00Z"))
+    wait_for(lambda: position(url) == scene.position, "it was folded")
+    expect(total).to_have_attribute("data-total", api_total(url, "emma"))
+    expect_live(page)
+    expect(operations.locator(".flow-node").last).to_contain_text("polling")
+
+
+def test_a_hostile_name_stays_text(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:
+    scene.bill(event(HOSTILE, "99.00", "2026-02-19T23:20:00Z"))
+    page = open_page(url)
+    field = page.get_by_role("combobox")
+    field.fill("<img")
+    page.get_by_role("option", name=HOSTILE).click()
+    expect(card(page, HOSTILE).get_by_role("heading", level=2)).to_have_text(HOSTILE)
+    expect(card(page, HOSTILE).locator(".total")).to_have_attribute("data-total", "99.000000")
+    page.goto(f"{url}/management")
+    expect(page.get_by_role("link", name=HOSTILE)).to_be_visible()
+    page.get_by_label("Samples of").select_option("not_json")
+    samples = page.locator(".samples")
+    expect(samples).to_contain_text(r"<script>alert(1)</script> \u{1b}[31m \u{202e}")
+    assert page.locator("img").count() == 1, "its own mark, and no other"
+
+
+def test_the_management_page_says_what_the_api_says(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url}/management")
+    overview = httpx.get(f"{url}/v1/overview").json()
+    february = overview["periods"][-1]
+    revenue = page.locator(".small-total")
+    expect(revenue).to_have_attribute("data-total", february["total"])
+    months = page.get_by_role("region", name="Months").locator("tbody tr")
+    expect(months.locator(".badge")).to_have_text(["open", "closed", "final"])
+    expect(months.nth(1)).to_contain_text("in 4 events")
+    expect(page.locator(".facts")).to_contain_text("came after their month had closed")
+    assert overview["late_events"] == 12
+    page.get_by_label("Samples of").select_option("bad_amount")
+    expect(page.locator(".samples tbody tr").first).to_contain_text("1e3")
+    scene.bill(event("noah", "7.00", "2026-02-19T23:30:00Z"))
+    expect(revenue).not_to_have_attribute("data-total", february["total"])
+
+
+def test_the_operations_page_shows_the_flow_and_each_batch(
+    url: str, scene: Scene, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{url}/operations")
+    expect(page.locator(".flow-name")).to_have_text(["Log", "Pipeline", "Ledger", "Replica", "You"])
+    expect(page.locator(".flow-node.up")).to_have_count(5)
+    expect(page.locator(".flow")).to_contain_text(str(scene.position))
+    expect(page.get_by_role("img", name="Time by step")).to_be_visible()
+    expect(page.locator(".holds")).to_have_text("holds the watermark back")
+    scene.bill(event("noah", "1.00", "2026-02-19T23:35:00Z"))
+    page.locator(".chart-stack summary").click()
+    expect(page.get_by_role("region", name="The last batches").locator("tbody th").first).to_have_text(
+        str(scene.position)
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", [*VIEWS, "welcome"])
+def test_nothing_stands_in_anyones_way(url: str, open_page: Callable[..., Page], view: str, scheme: str) -> None:
+    page = open_page(url + VIEWS.get(view, "/"), color_scheme=scheme, reduced_motion="reduce")
+    ready(page, view)
+    for summary in page.locator("summary").all():
+        summary.click()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def ready(page: Page, view: str) -> None:
+    """All that a view asks for is there."""
+    if view == "welcome":
+        expect(page.locator(".chip")).not_to_have_count(0)
+        return
+    expect_live(page)
+    if view == "customer":
+        expect(page.locator(".course .end")).to_be_visible()
+        expect(page.locator("details.month")).not_to_have_count(0)
+    elif view == "management":
+        expect(page.locator(".samples tbody tr")).not_to_have_count(0)
+    else:
+        expect(page.locator(".chart-stack svg g").first).to_be_attached()
+
+
+def test_the_keyboard_is_enough(url: str, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url}/management")
+    expect_live(page)
+    press = page.keyboard.press
+    press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    press("Tab")
+    press("Tab")
+    assert focused(page) == "Customers"
+    press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    press("Tab")
+    expect(page.get_by_role("combobox")).to_be_focused()
+    page.keyboard.type("em")
+    expect(page.get_by_role("option")).to_have_count(1)
+    press("ArrowDown")
+    expect(page.get_by_role("combobox")).to_have_attribute("aria-activedescendant", "found-0")
+    press("Enter")
+    expect(card(page, "emma")).to_be_visible()
+    page.get_by_role("combobox").focus()
+    press("Tab")
+    assert focused(page).startswith("Pin")
+    press("Enter")
+    expect(page.get_by_role("button", name="Pinned emma")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("combobox").focus()
+    page.keyboard.type("noah")
+    press("Enter")
+    expect(page.get_by_role("article")).to_have_count(2)
+    assert urlsplit(page.url).query == "customer=noah&pin=emma"
+    page.go_back()
+    expect(page.get_by_role("article")).to_have_count(1)
+    outline = page.evaluate("getComputedStyle(document.querySelector('.skip')).outlineStyle")
+    assert outline == "none", "only what has the focus is outlined"
+
+
+def focused(page: Page) -> str:
+    return str(page.evaluate("document.activeElement.textContent"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_screenshots(
+    url: str, open_page: Callable[..., Page], tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    folder = Path(os.environ.get("OPENTAB_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "desktop" if size == DESKTOP else "phone"
+    for view, path in {**VIEWS, "pinned": "/?customer=emma&pin=noah&pin=olivia"}.items():
+        page = open_page(url + path, size=size, color_scheme=scheme, reduced_motion="reduce")
+        expect_live(page)
+        if view != "pinned":
+            ready(page, view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
+        page.screenshot(path=folder / f"{view}-{name}-{scheme}.png", full_page=True)
+
+
+def test_a_month_closes_and_a_late_event_revises_it(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url}/?customer=emma")
+    months = card(page, "emma").locator("details.month")
+    expect(months).to_have_count(2)
+    scene.bill(event("emma", "1.00", "2026-03-03T00:00:00Z"))
+    expect(months).to_have_count(3)
+    expect(card(page, "emma").locator(".period")).to_have_text("March 2026")
+    february = months.first
+    expect(february.locator("summary")).to_contain_text("invoiced")
+    first = httpx.get(f"{url}/v1/invoices/2026-02/emma").json()["items"][0]
+    february.locator("summary").click()
+    expect(february.locator(".sheet")).to_have_count(1)
+    scene.bill(event("emma", "2.5", "2026-02-20T00:00:00Z"), revise=True)
+    expect(february.locator("summary")).to_contain_text("revision 2")
+    newest = february.locator(".sheet").first
+    expect(newest.locator(".delta")).to_have_attribute("data-delta", "2.50")
+    expect(newest).to_contain_text("+€2.50")
+    issued = httpx.get(f"{url}/v1/invoices/2026-02/emma").json()["items"]
+    assert (issued[0]["total"], len(issued)) == (first["total"], 2)
+    with page.expect_popup() as printed:
+        newest.get_by_role("link").click()
+    expect(printed.value.get_by_role("heading", level=1)).to_have_text("Invoice 2026-02")
+    printed.value.close()
+
+
+def test_the_page_survives_a_restart_of_the_server(scene: Scene, open_page: Callable[..., Page]) -> None:
+    port = free_port()
+    with serving(scene.home, workers=1, port=port) as url:
+        page = open_page(f"{url}/?customer=emma", expects=("net::ERR_", "status of 503"))
+        expect_live(page)
+        before = page.locator(".total").get_attribute("data-total")
+    stamp = page.locator(".stamp")
+    expect(stamp).to_have_attribute("data-state", "stale")
+    expect(stamp).to_contain_text("no connection to the server")
+    assert page.locator(".total").get_attribute("data-total") == before
+    scene.bill(event("emma", "0.75", "2026-03-03T01:00:00Z"))
+    with serving(scene.home, workers=1, port=port) as url:
+        expect_live(page)
+        expect(page.locator(".total")).not_to_have_attribute("data-total", str(before))
+        expect(page.locator(".total")).to_have_attribute("data-total", api_total(url, "emma"))
+
+
+@pytest.fixture
+def guarded(scene: Scene) -> Iterator[Home]:
+    """The same home, with a key from now on."""
+    opentab("token", "key", home=scene.home)
+    yield scene.home
+
+
+def test_a_customers_token_opens_its_own_page_and_no_other(guarded: Home, open_page: Callable[..., Page]) -> None:
+    os.environ["OPENTAB_KEY"] = (guarded.path / "key").read_text().strip()
+    try:
+        key = read_key(guarded)
+    finally:
+        del os.environ["OPENTAB_KEY"]
+    assert key is not None
+
+    def token(role: Role, customer: str | None = None) -> str:
+        return issue(key, role, customer=customer, lifetime=timedelta(hours=1))
+
+    with serving(guarded, workers=1, OPENTAB_KEY=key.decode()) as url:
+        page = open_page(f"{url}/management", expects=("status of 401", "status of 403", "net::ERR_"))
+        sign_in(page, "nonsense")
+        expect(page.get_by_role("alert")).to_contain_text("the token is not one of ours")
+        sign_in(page, token(Role.CUSTOMER, "emma"))
+        expect(page.get_by_role("heading", level=1)).to_have_text("Not for this token")
+        expect(page.get_by_role("navigation", name="Views")).to_be_hidden()
+        refused = page.evaluate(
+            "Promise.all(['/v1/overview', '/v1/periods', '/v1/customers/noah', '/v1/stream?overview'].map(async (path) => (await fetch(path)).status))"
+        )
+        assert refused == [403] * 4
+        page.get_by_role("link", name="To your own page").click()
+        expect(card(page, "emma")).to_be_visible()
+        expect_live(page)
+        expect(page.get_by_role("combobox")).to_have_count(0)
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], "token" in page.url) == (True, "Strict", False)
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Sign out").click()
+        sign_in(page, token(Role.READER))
+        page.get_by_role("link", name="Management").click()
+        expect_live(page)
+
+
+def sign_in(page: Page, token: str) -> None:
+    page.get_by_label("Access token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
