@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from opentab import config
 from opentab.config import Home
@@ -14,29 +10,20 @@ from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.job import Job
+from opentab.pipeline.task import Order, Report, bill_names
 from opentab.records import BatchRecord
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
 class SegmentFrame:
-    """Stands in for Spark's frame: the same task function on the same names, in this process."""
+    """Stands in for Spark: the same task function on the same names, in this process."""
 
     def __init__(self, names: list[str], tasks: int) -> None:
         self.shares = [names[i::tasks] for i in range(tasks)]
 
-    def mapInArrow(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str) -> Any:
-        shares = self.shares
-
-        class Collected:
-            def collect(self) -> list[tuple[bytes]]:
-                reports = []
-                for share in shares:
-                    batches = iter([pa.record_batch({"path": pa.array(share, pa.string())})])
-                    reports += [(b.column(0)[0].as_py(),) for b in function(batches)]
-                return reports
-
-        return Collected()
+    def bill(self, order: Order) -> list[Report]:
+        return [bill_names(share, order) for share in self.shares if share]
 
 
 def new_home(path: Path, settings: str = SETTINGS) -> Home:
@@ -68,7 +55,7 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
     job = open_job(home, "run")
     job.ends_once = lambda positions: revise
     unread = job.log.unread(job.positions)
-    record = job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
+    record = job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))
     assert record is not None
     if close:
         Closer(home, run="run").close_due(job.journal)
@@ -79,4 +66,4 @@ def bill_waiting(home: Home) -> None:
     """Bill what lies in the log, batch after batch."""
     job = open_job(home, "run")
     while unread := job.log.unread(job.positions):
-        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))  # type: ignore[arg-type]
+        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))

@@ -61,7 +61,7 @@ class Books:
         if lines:
             self.append(*lines)
         unread = self.job.log.unread(self.job.positions)
-        self.job.bill(SegmentFrame(names_of(self.job.log, unread, 100), 1))  # type: ignore[arg-type]
+        self.job.bill(SegmentFrame(names_of(self.job.log, unread, 100), 1))
         return self.job.journal.position
 
     def close(self) -> None:

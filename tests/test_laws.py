@@ -80,7 +80,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
         with monkeypatch.context() as patched:
             patched.setattr(crash, "moment", moment)
             try:
-                job.bill(SegmentFrame(names_of(job.log, unread, step.segments), step.tasks))  # type: ignore[arg-type]
+                job.bill(SegmentFrame(names_of(job.log, unread, step.segments), step.tasks))
                 job.journal.compact(run=job.run, files_max=3)
                 balances.write_snapshot(job.journal, home.calendar)
             except Crash:
@@ -153,7 +153,7 @@ def test_any_order_split_and_crash_gives_the_events(
                 (job.log.incoming_path(partition, number)).write_bytes(source.read_bytes())
         for record in records:
             names = [job.log.incoming_path(p, n).name for p, (a, b) in record.taken.items() for n in range(a, b + 1)]
-            replayed = job.bill(SegmentFrame(names, 1))  # type: ignore[arg-type]
+            replayed = job.bill(SegmentFrame(names, 1))
             assert replayed is not None
             assert facts(replayed) == facts(record)
         assert entry_sums(again) == entry_sums(home)
@@ -167,9 +167,9 @@ def test_two_writers_of_one_batch(home: Home, append: Callable[..., int]) -> Non
     append(event())
     first, second = open_job(home, "first"), open_job(home, "second")
     names = names_of(first.log, first.log.unread({}), 1)
-    assert first.bill(SegmentFrame(names, 1)) is not None  # type: ignore[arg-type]
+    assert first.bill(SegmentFrame(names, 1)) is not None
     with pytest.raises(Fenced, match="another pipeline has taken over"):
-        second.bill(SegmentFrame(names, 1))  # type: ignore[arg-type]
+        second.bill(SegmentFrame(names, 1))
     assert sum(count for _, count in entry_sums(home).values()) == 1
 
 
@@ -177,7 +177,7 @@ def test_two_compactions_of_the_same_files(home: Home, append: Callable[..., int
     job = open_job(home, "run")
     for _ in range(4):
         append(event())
-        assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None  # type: ignore[arg-type]
+        assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None
     before = entry_sums(home)
     real = Journal._merged
     raced = False
@@ -203,17 +203,17 @@ def test_segments_out_of_turn_are_asked_for_again_and_lost_ones_are_named(
     job = open_job(home, "run")
     name = job.log.incoming_path("default", 2).name
     with pytest.raises(OutOfTurn):
-        job.bill(SegmentFrame([name], 1))  # type: ignore[arg-type]
+        job.bill(SegmentFrame([name], 1))
     job.log.incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):
-        job.bill(SegmentFrame([name], 1))  # type: ignore[arg-type]
+        job.bill(SegmentFrame([name], 1))
 
 
 def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home, append: Callable[..., int]) -> None:
     def bill(*lines: str) -> None:
         append(*lines)
         current = open_job(config.load(home.path), "run")
-        current.bill(SegmentFrame(names_of(current.log, current.log.unread(current.positions), 1), 1))  # type: ignore[arg-type]
+        current.bill(SegmentFrame(names_of(current.log, current.log.unread(current.positions), 1), 1))
         balances.write_snapshot(current.journal, home.calendar)
 
     home.path.mkdir(exist_ok=True)
@@ -231,7 +231,7 @@ def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home,
 def test_an_event_of_the_year_one_breaks_nothing(home: Home, append: Callable[..., int]) -> None:
     append(event(time="0001-01-01T00:00:00Z"))
     job = open_job(home, "run")
-    job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1))  # type: ignore[arg-type]
+    job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1))
     (total,) = customer_totals(job.journal, home.calendar)
     assert (total.period, total.amount_micros) == ("0001-01", 1_000_000)
 
@@ -240,7 +240,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     append(event("ann", "5.00", "2026-01-10T00:00:00Z"))
     job = open_job(home, "run")
     assert job.tick(0) is None, "nothing is known yet"
-    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1)) is not None  # type: ignore[arg-type]
+    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1)) is not None
     assert job.tick(to_us(datetime(2026, 2, 2, tzinfo=UTC))) is None, "a clock behind a producer's tells nothing"
     now_us = to_us(datetime.now(UTC))
     ticked = job.tick(now_us)
@@ -249,7 +249,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     assert ticked.watermark_us == now_us - home.rules.out_of_orderness_us
     append(event("ann", "1.00", "2026-01-11T00:00:00Z"))
     assert job.tick(now_us) is None, "unread data is never overtaken by the clock"
-    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None  # type: ignore[arg-type]
+    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None
     totals = {t.period: t for t in customer_totals(job.journal, home.calendar)}
     assert (totals["2026-01"].status, totals["2026-01"].amount_micros) == ("final", 5_000_000)
     (adjusted,) = [t for p, t in totals.items() if p != "2026-01"]

@@ -125,6 +125,12 @@ def _count(setting: Setting, value: Any) -> int:
     return value
 
 
+def _count_or_none(setting: Setting, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 2**31:
+        raise setting.wrong(value, "a whole number from 0 on")
+    return value
+
+
 def _all_or_count(setting: Setting, value: Any) -> int | None:
     if value == "all":
         return None
@@ -172,7 +178,11 @@ SETTINGS = [
         "pipeline", "batch_events_max", "2000000", _count,
         "a batch takes about so many events at most, and at least one segment: a backlog needs no more memory",
     ),
-    Setting("pipeline", "batch_pause", '"0s"', _duration, "the least time from batch to batch"),
+    Setting(
+        "pipeline", "local_bytes_max", "1048576", _count_or_none,
+        "a batch of so many bytes at most is billed by the driver itself: a job of Spark's takes longer; 0 for never",
+    ),
+    Setting("pipeline", "batch_pause", '"250ms"', _duration, "the least time from batch to batch, while not --once"),
     Setting(
         "pipeline", "idle_after", '"10m"', _duration,
         "a log partition that is read to its end and silent for so long holds no other back",

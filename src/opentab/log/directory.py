@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +41,16 @@ Clock = Callable[[], datetime]
 
 def wall_clock() -> datetime:
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Waiting:
+    """An incoming segment, as a look at the directory shows it."""
+
+    number: int
+    name: str
+    size: int
+    arrived_ns: int
 
 
 class DirectoryLog:
@@ -82,6 +93,20 @@ class DirectoryLog:
         except FileNotFoundError:
             return {}
         return {partition: sorted(numbers) for partition, numbers in sorted(found.items())}
+
+    def waiting(self, positions: dict[str, int]) -> dict[str, list[Waiting]]:
+        """The incoming segments behind `positions`, by partition and in order, with their size and time."""
+        found: dict[str, list[Waiting]] = {}
+        with suppress(FileNotFoundError), os.scandir(self.incoming) as entries:
+            for entry in entries:
+                match = NAME_PATTERN.fullmatch(entry.name)
+                if match is None or int(match["number"]) <= positions.get(match["partition"], 0):
+                    continue
+                with suppress(FileNotFoundError):  # archived by another pipeline meanwhile
+                    stat = entry.stat()
+                    segment = Waiting(int(match["number"]), entry.name, stat.st_size, stat.st_mtime_ns)
+                    found.setdefault(match["partition"], []).append(segment)
+        return {partition: sorted(segments) for partition, segments in sorted(found.items())}
 
     def unread(self, positions: dict[str, int]) -> dict[str, list[int]]:
         """The incoming segments that lie behind `positions`, by partition."""
@@ -222,8 +247,7 @@ class Producer:
 
     def _append_locked(self, body: bytes, aside: Path) -> int:
         number = self._next_number()
-        # Within a partition arrival only goes forward, whatever the machine's clock does, and by
-        # at least a millisecond: Spark's file source orders files by their time in milliseconds.
+        # Within a partition arrival only goes forward, whatever the machine's clock does.
         arrived_us = max(to_us(self._clock()), self._last_arrived_us + 1000)
         with aside.open("wb") as file:
             file.write(encode_header(self.partition, number, arrived_us, body))

@@ -6,8 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -18,16 +17,19 @@ from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
 from opentab.ledger.journal import Journal, fenced
 from opentab.log.directory import DirectoryLog
 from opentab.periods import first_day, to_us
-from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_segments
+from opentab.pipeline.task import Order, Report
 from opentab.pipeline.watermark import final_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, PartitionState
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 class OutOfTurn(Exception):
-    """Spark named a segment before the one in front of it: ask it again."""
+    """A segment came before the one in front of it: look again."""
+
+
+class Segments(Protocol):
+    """Some segments of the log, and whoever bills them."""
+
+    def bill(self, order: Order) -> list[Report]: ...
 
 
 class Job:
@@ -63,7 +65,7 @@ class Job:
         self.journal.refresh()
         self.last = self.journal.last()
 
-    def bill(self, frame: DataFrame) -> BatchRecord | None:
+    def bill(self, segments: Segments) -> BatchRecord | None:
         """Bill one batch. Running the same batch again changes nothing.
 
         1. the tasks decode, tally and stage, in one pass over the segments
@@ -74,7 +76,7 @@ class Job:
         started_us = to_us(datetime.now(UTC))
         clock = time.perf_counter()
         crash.moment("taken")
-        reports = self._run_tasks(frame)
+        reports = self._run_tasks(segments)
         if not any(report.taken for report in reports):
             return None
         staged = time.perf_counter()
@@ -138,7 +140,7 @@ class Job:
         self.last = record
         return record
 
-    def _run_tasks(self, frame: DataFrame) -> list[Report]:
+    def _run_tasks(self, segments: Segments) -> list[Report]:
         order = Order(
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
@@ -149,10 +151,14 @@ class Job:
             late_before_day=self._late_before_day(),
         )
         try:
-            rows = frame.mapInArrow(partial(bill_segments, order=order), REPORT_SCHEMA).collect()
+            return segments.bill(order)
+        except OpentabError:
+            raise
         except Exception as error:
-            raise self._task_trouble(error) from error
-        return [msgspec.json.decode(bytes(row[0]), type=Report) for row in rows]
+            trouble = self._task_trouble(error)
+            if trouble is error:
+                raise
+            raise trouble from error
 
     def _late_before_day(self) -> int | None:
         """The first day of the oldest month that is still open: what is of an earlier day comes late."""

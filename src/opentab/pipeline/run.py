@@ -1,16 +1,14 @@
-"""The pipeline's life: lock, Spark, the stream, the heartbeat, and a clean end."""
+"""The pipeline's life: lock, Spark, batch after batch, the heartbeat, and a clean end."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -28,18 +26,16 @@ from opentab.pipeline.delivery import Delivery, deliver
 from opentab.pipeline.job import Job, OutOfTurn
 from opentab.pipeline.lock import Claim, HomeLock
 from opentab.pipeline.session import open_session, warm_workers
-from opentab.pipeline.source import segment_stream
+from opentab.pipeline.source import Segments, next_segments
 from opentab.pipeline.upkeep import Upkeep, keep_up
 from opentab.records import BatchRecord
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 HEARTBEAT_SECONDS = 1.0
-# Spark's file source remembers every file of a query: a fresh query now and then forgets them.
-QUERY_BATCHES_MAX = 2_000
-WAIT_SECONDS = 0.05
+WAIT_SECONDS = 0.02
+SPARK_LOOK_SECONDS = 1.0
 OUT_OF_TURN_MAX = 20
 
 
@@ -71,16 +67,14 @@ class Pipeline:
         self._spark = spark  # one that belongs to the caller
         self.run_id = new_run()
         self._stop = threading.Event()
-        self._between_batches = threading.Lock()
         self._error: BaseException | None = None
         self._batches = self._events = self._rejections = 0
-        self._query_batches = 0
         self._batch_seconds = 0.0
         self._caught_up_us: int | None = None
         self._streaming = False
-        self._ending = False
         self._out_of_turn = 0  # in a row
         self._quiet_since = time.monotonic()
+        self._spark_seen = 0.0
         self._stop_asked = False
         self._invoices = 0
         self._upkeep: Upkeep | None = None
@@ -132,9 +126,9 @@ class Pipeline:
             warming.start()
             upkeep.start()
             delivery.start()
-            while not self._finished():
-                self._run_query(spark)
-            self._raise_error()
+            self._run_batches(spark)
+            if self._error is not None:
+                raise self._error
             upkeep.stop()
             delivery.stop()
             if self.once and not self._stop_asked:
@@ -153,7 +147,6 @@ class Pipeline:
             self._streaming = False
             if self._claim.is_ours():
                 self._write_heartbeat()
-            shutil.rmtree(self.home.checkpoint_path / self.run_id, ignore_errors=True)
 
     def _finish(self) -> None:
         """Let nothing that is due be left when `--once` returns: revisions, closings, invoice files.
@@ -169,29 +162,51 @@ class Pipeline:
         keep_up(journal, self.home, self._closer, run=self.run_id)
         deliver(self.home)
 
-    def _run_query(self, spark: SparkSession) -> None:
-        """One streaming query, on a checkpoint of its own: the journal says where it starts."""
-        checkpoint = self._fresh_checkpoint()
+    def _run_batches(self, spark: SparkSession) -> None:
+        """Batch after batch: what the log has and the journal has not. The journal is the only memory."""
         self._job.log.restamp()
-        self._query_batches = 0
-        self._ending = False
-        frame = segment_stream(spark, self._job.log, batch_events_max=self.home["pipeline.batch_events_max"])
-        pause_ms = int(self.home["pipeline.batch_pause"].total_seconds() * 1000)
-        query = (
-            frame.writeStream.foreachBatch(self._bill)
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(processingTime=f"{pause_ms} milliseconds")
-            .start()
-        )
         self._streaming = True
-        try:
-            while query.isActive and not self._finished() and self._query_batches < QUERY_BATCHES_MAX:
+        while not self._finished():
+            began = time.monotonic()
+            self._check_spark(spark)
+            if not self._bill_next(spark):
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
-                self._raise_bug()
-        finally:
-            self._end(query)
-        self._raise_failure(query)
+            self._raise_bug()
+            pause = self.home["pipeline.batch_pause"].total_seconds() - (time.monotonic() - began)
+            if pause > 0 and not self.once:
+                self._stop.wait(pause)
+
+    def _bill_next(self, spark: SparkSession) -> bool:
+        """Bill what waits in the log; False if that is nothing."""
+        positions, limit = self._job.positions, self.home["pipeline.batch_events_max"]
+        segments = next_segments(self._job.log, positions, batch_events_max=limit)
+        if not segments:
+            return False
+        try:
+            self._bill(Segments(spark, segments, local_bytes_max=self.home["pipeline.local_bytes_max"]))
+            self._out_of_turn = 0
+        except Fenced:
+            if not self._claim.is_ours():
+                raise
+            # The one we took over from committed once more before it noticed: read on behind that.
+            self._job.reload()
+        except OutOfTurn as error:
+            self._out_of_turn += 1
+            if self._out_of_turn > OUT_OF_TURN_MAX:
+                raise LogError(
+                    f"segments of the log keep coming out of turn: {error}",
+                    hint=f"look at the files' numbers in {self.home.log_path / 'incoming'}",
+                ) from error
+        return True
+
+    def _check_spark(self, spark: SparkSession) -> None:
+        """Notice within a second that Spark's Java process is gone, also while batches are too small for it."""
+        now = time.monotonic()
+        if now - self._spark_seen > SPARK_LOOK_SECONDS:
+            self._spark_seen = now
+            if spark.sparkContext._jsc.sc().isStopped():
+                raise spark_died(self.home)
 
     def _wake_upkeep(self) -> None:
         if self._upkeep is not None:
@@ -208,75 +223,23 @@ class Pipeline:
         silence = self.home["pipeline.silent_clock"]
         if self.once or silence is None or time.monotonic() - self._quiet_since < silence.total_seconds():
             return
-        with self._between_batches:
-            record = self._job.tick(to_us(datetime.now(UTC)))
+        record = self._job.tick(to_us(datetime.now(UTC)))
         self._quiet_since = time.monotonic()
         if record is not None:
             self._batches += 1
             self._wake_upkeep()
             self.watch(self._progress())
 
-    def _end(self, query: StreamingQuery) -> None:
-        """Stop a query between two batches. A batch that comes now finds `_ending` set and does nothing."""
-        self._ending = True
-        with self._between_batches:
-            pass
-        if query.isActive:
-            query.stop()
-
-    def _raise_failure(self, query: StreamingQuery) -> None:
-        if self._raise_error():
+    def _bill(self, segments: Segments) -> None:
+        started = time.perf_counter()
+        record = self._job.bill(segments)
+        if record is None:
             return
-        failure = query.exception()
-        if failure is not None and means_disk_full(failure):
-            raise DiskFull(str(self.home.path)) from failure
-        if failure is not None and not self._finished():
-            raise OpentabError(
-                f"Spark stopped the stream: {str(failure).splitlines()[0][:300]}",
-                hint=f"see {self.home.logs_path / 'spark.log'}",
-                retry_helps=True,
-            )
-
-    def _raise_error(self) -> bool:
-        """Raise what stopped a batch. True if it only has to be asked for again."""
-        error, self._error = self._error, None
-        if isinstance(error, Py4JError | ConnectionError):
-            raise spark_died(self.home) from error
-        if error is None:
-            return False
-        if isinstance(error, Fenced) and self._claim.is_ours():
-            # The one we took over from committed once more before it noticed: read on behind that.
-            self._job.reload()
-            return True
-        self._out_of_turn += 1
-        if not isinstance(error, OutOfTurn):
-            raise error
-        if self._out_of_turn > OUT_OF_TURN_MAX:
-            raise LogError(
-                f"segments of the log keep coming out of turn: {error}",
-                hint=f"look at the files' times in {self.home.log_path / 'incoming'}",
-            )
-        return True
-
-    def _bill(self, frame: DataFrame, _: int) -> None:
-        with self._between_batches:
-            if self._ending or self._finished() or self._error is not None:
-                return
-            started = time.perf_counter()
-            try:
-                record = self._job.bill(frame)
-            except BaseException as error:
-                self._error = error
-                raise
-            self._query_batches += 1
-            if record is None:
-                return
-            self._batch_seconds = time.perf_counter() - started
-            self._quiet_since = time.monotonic()
-            self._out_of_turn = 0
-            self._batches += 1
-            self._events += record.event_count
-            self._rejections += record.rejection_count
+        self._batch_seconds = time.perf_counter() - started
+        self._quiet_since = time.monotonic()
+        self._batches += 1
+        self._events += record.event_count
+        self._rejections += record.rejection_count
         self._wake_upkeep()
         self.watch(self._progress())
 
@@ -317,18 +280,6 @@ class Pipeline:
 
     def _unread(self) -> int:
         return sum(len(numbers) for numbers in self._job.log.unread(self._job.positions).values())
-
-    def _fresh_checkpoint(self) -> Path:
-        """An empty checkpoint. Whatever earlier runs left is of no use to anyone."""
-        root = self.home.checkpoint_path
-        root.mkdir(parents=True, exist_ok=True)
-        for old in root.iterdir():
-            with suppress(FileNotFoundError):
-                if old.is_dir() and time.time() - old.stat().st_mtime > 60:
-                    shutil.rmtree(old, ignore_errors=True)
-        checkpoint = root / self.run_id / new_run()
-        checkpoint.mkdir(parents=True)
-        return checkpoint
 
     def _beat(self, lock: HomeLock) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):

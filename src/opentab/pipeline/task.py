@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,15 +69,6 @@ class Report(msgspec.Struct, frozen=True):
     rejections: dict[str, int]
     seconds: dict[str, float]
     late_events: int = 0
-
-
-def bill_segments(refs: Iterator[pa.RecordBatch], order: Order) -> Iterator[pa.RecordBatch]:
-    """The body of mapInArrow: names of segments come in, one report goes out."""
-    names = [Path(path).name for batch in refs for path in batch.column("path").to_pylist()]
-    if not names:
-        return
-    report = bill_names(names, order)
-    yield pa.record_batch({REPORT_COLUMN: pa.array([msgspec.json.encode(report)], pa.binary())})
 
 
 def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
