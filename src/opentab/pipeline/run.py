@@ -166,16 +166,16 @@ class Pipeline:
         """Batch after batch: what the log has and the journal has not. The journal is the only memory."""
         self._job.log.restamp()
         self._streaming = True
+        pause_seconds = self.home["pipeline.batch_pause"].total_seconds()
         while not self._finished():
             began = time.monotonic()
             self._check_spark(spark)
             if not self._bill_next(spark):
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
+            elif not self.once:
+                self._stop.wait(max(0.0, pause_seconds - (time.monotonic() - began)))
             self._raise_bug()
-            pause = self.home["pipeline.batch_pause"].total_seconds() - (time.monotonic() - began)
-            if pause > 0 and not self.once:
-                self._stop.wait(pause)
 
     def _bill_next(self, spark: SparkSession) -> bool:
         """Bill what waits in the log; False if that is nothing."""
