@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from opentab.errors import ReplicaError
-from opentab.replica.store import Snapshot, Store
+from opentab.replica.store import Reading, Store
 
 LOOK_SECONDS = 0.5
 
@@ -24,11 +22,9 @@ class Reader:
         self._inode: int | None = None
         self._looked = 0.0
 
-    @contextmanager
-    def read(self) -> Iterator[Snapshot]:
+    def read(self) -> Reading:
         """A view of one position; raises ReplicaError where there is nothing to read yet."""
-        with self._current().read() as snapshot:
-            yield snapshot
+        return self._current().read()
 
     def close(self) -> None:
         if self._store is not None:

@@ -92,14 +92,9 @@ class Store:
     def close(self) -> None:
         self._env.close()
 
-    @contextmanager
-    def read(self) -> Iterator[Snapshot]:
+    def read(self) -> Reading:
         """A view of one position, for as long as it is held."""
-        try:
-            with self._env.begin(buffers=False) as transaction:
-                yield Snapshot(self, transaction)
-        except lmdb.Error as error:
-            raise _trouble(self.path, error) from error
+        return Reading(self, self._env)
 
     @contextmanager
     def write(self) -> Iterator[Change]:
@@ -130,6 +125,28 @@ class Store:
         size = (self.path / "data.mdb").stat().st_size
         if size < needed:
             raise ReplicaDamaged(f"the replica {self.path} has {size:,} bytes of {needed:,}")
+
+
+class Reading:
+    """Holds a view: a class of its own, since every answer opens one."""
+
+    __slots__ = ("_env", "_store", "_transaction")
+
+    def __init__(self, store: Store, env: lmdb.Environment) -> None:
+        self._store = store
+        self._env = env
+
+    def __enter__(self) -> Snapshot:
+        try:
+            self._transaction = self._env.begin(buffers=False)
+        except lmdb.Error as error:
+            raise _trouble(self._store.path, error) from error
+        return Snapshot(self._store, self._transaction)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._transaction.abort()
+        if isinstance(error, lmdb.Error):
+            raise _trouble(self._store.path, error) from error
 
 
 class Snapshot:

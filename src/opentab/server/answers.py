@@ -97,7 +97,9 @@ class Answers:
             total.event_count += events
 
     def _shown(self, total: Total, last_us: int | None) -> Json:
-        return {**total_as_json(total, self.moment.place), "last_event": format_us(last_us)}
+        shown = total_as_json(total, self.moment.place)
+        shown["last_event"] = format_us(last_us)
+        return shown
 
     def _old_totals(self, customer: str, period: Period | None = None) -> list[Json]:
         """The same from the ledger, of periods that are no longer hot."""

@@ -44,7 +44,7 @@ DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Ev
 def build_app(home: Home) -> Any:
     """An ASGI app that answers from the home's replica.
 
-    From the outside in: who may ask, how large and how long a request may be, the hot read, the clock, the endpoints.
+    From the outside in: who may ask, the hot read, how large and how long a request may be, the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk = Desk(home, reader)
@@ -77,5 +77,5 @@ def build_app(home: Home) -> Any:
     gate = Gate(key, home.revoked_path) if key is not None else None
     session.add_routes(api, home, gate)
     page.add_routes(api)
-    inner = SmallOnly(HotReads(InTime(RawPaths(Timed(api, counters))), desk, counters))
+    inner = HotReads(SmallOnly(InTime(RawPaths(Timed(api, counters)))), desk, counters)
     return LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)

@@ -21,7 +21,7 @@ AMOUNT = {
 def request_body(home: Home) -> dict[str, Any]:
     """What an operation that takes events says of its body."""
     event, cloud_event = _event(home), _cloud_event(home)
-    batch = {"type": "array", "maxItems": EVENTS_MAX, "items": {}, "description": "each gets its own verdict"}
+    batch = {"type": "array", "items": {}, "description": f"up to {EVENTS_MAX:,}; each gets its own verdict"}
     return {
         "requestBody": {
             "required": True,

@@ -18,6 +18,8 @@ from opentab.server.problem import Problem
 
 PREFIX = b"/v1/customers/"
 ROUTE = "/v1/customers/{customer}"
+STALENESS = "opentab-staleness-ms"
+STALENESS_BYTES = STALENESS.encode()
 
 
 class HotReads:
@@ -27,6 +29,7 @@ class HotReads:
         self._app = app
         self._desk = desk
         self._answered = counters.requests.labels(ROUTE, "GET", "200")
+        self._known: tuple[tuple[str, str], list[tuple[bytes, bytes]]] | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
@@ -43,10 +46,17 @@ class HotReads:
             # The usual way says what is wrong.
             await self._app(scope, receive, send)
             return
-        headers = [(key.encode(), value.encode()) for key, value in reply.headers.items()]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.start", "status": reply.status, "headers": self._encoded(reply.headers)})
         await send({"type": "http.response.body", "body": reply.body})
         self._answered.observe(time.perf_counter() - began)
+
+    def _encoded(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+        """Headers as they are sent; all but one are the same for all answers of a position."""
+        position = (headers["etag"], headers["opentab-as-of"])
+        if self._known is None or self._known[0] != position:
+            same = [(key.encode(), value.encode()) for key, value in headers.items() if key != STALENESS]
+            self._known = (position, same)
+        return [*self._known[1], (STALENESS_BYTES, headers[STALENESS].encode())]
 
 
 def _customer(path: bytes) -> str | None:
