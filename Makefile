@@ -2,10 +2,10 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench golden clean
+.PHONY: help setup demo test check format lock bench golden screenshots clean
 
 help:  ## list the verbs
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup:  ## install the environment, and Java where it is missing
 	@scripts/setup
@@ -31,6 +31,11 @@ bench:  ## measure all that opentab bench can, for an hour or so; installs wrk a
 	@scripts/setup bench
 	@for verb in ingest closing reads freshness replica; do \
 	  echo "opentab bench $$verb"; $(BIN)/opentab bench $$verb || exit; done
+
+screenshots: setup  ## take the pictures of the page that the README shows
+	@scripts/setup tests
+	@OPENTAB_SCREENSHOTS=docs/screenshots $(BIN)/pytest -q tests/test_page.py -k test_screenshots
+	@cd docs/screenshots && rm -f *-phone-* *-dark.png pinned-*
 
 golden: setup  ## write a golden home of this version, for later versions to read
 	@PYTHONPATH=tests $(BIN)/python tests/golden.py

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,7 +22,7 @@ from ledgers import new_home
 from opentab.config import Home
 from opentab.server.tokens import Role, issue, read_key
 from processes import free_port, serving, wait_for
-from product import event, opentab
+from product import OPENTAB, event, opentab
 from scenes import SETTINGS, Scene
 
 DESKTOP, PHONE = (1280, 800), (375, 740)
@@ -167,6 +169,40 @@ def test_the_timestamp_is_red_soon_after_the_pipeline_died_and_green_again(
     scene.alive = True
     expect(stamp).to_have_attribute("data-state", "fresh")
     expect(operations.get_by_role("alert")).to_be_empty()
+
+
+def test_a_real_pipeline_is_killed_and_comes_back(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    home = new_home(tmp_path / "home")
+
+    def start() -> subprocess.Popen[str]:
+        command = [*OPENTAB, "run", "--home", str(home.path)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True)
+
+    def send(base: str, amount: str) -> None:
+        one = json.loads(event("emma", amount, "2026-01-15T12:00:00Z"))
+        assert httpx.post(f"{base}/v1/events", json=one, timeout=10).status_code == 202
+
+    pipeline = start()
+    try:
+        with serving(home, workers=1) as base:
+            send(base, "1.25")
+            page = open_page(f"{base}/?customer=emma", expects=("net::ERR_",))  # the server ends before the page
+            total, stamp = card(page, "emma").locator(".total"), page.locator(".stamp").first
+            expect(total).to_have_attribute("data-total", "1.250000", timeout=60_000)
+            expect(stamp).to_have_attribute("data-state", "fresh", timeout=60_000)
+            pipeline.kill()
+            began = time.monotonic()
+            page.evaluate(TURNS_STALE)
+            assert time.monotonic() - began < RED_SECONDS_MAX
+            pipeline.wait()
+            send(base, "2.50")
+            expect(total).to_have_attribute("data-total", "1.250000")
+            pipeline = start()
+            expect(total).to_have_attribute("data-total", "3.750000", timeout=60_000)
+            expect(stamp).to_have_attribute("data-state", "fresh", timeout=60_000)
+    finally:
+        pipeline.terminate()
+        pipeline.wait()
 
 
 def test_where_streams_are_blocked_it_asks_every_two_seconds(
