@@ -60,6 +60,7 @@ def test_the_pipeline_is_killed_under_a_running_server(tmp_path: Path) -> None:
         wait_for(lambda: streams(home, pipeline), "Spark was up")
         post(url, "ann", "1.50")
         wait_for(lambda: total(url, "ann") == "1.500000", "the event was visible")
+        assert streamed(url, "ann") == [("2026-01", {"CALL": "1.500000"}, 1)]
         wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it was ready")
         wait_for(lambda: is_quiet(url), "a quiet log was not stale")
         pipeline.send_signal(signal.SIGKILL)
@@ -100,6 +101,16 @@ def post(url: str, customer: str, amount: str) -> None:
 def total(url: str, customer: str) -> object:
     current = answer(url, f"/v1/customers/{customer}").get("current")
     return current["total"] if isinstance(current, dict) else None
+
+
+def streamed(url: str, customer: str) -> list[tuple[str, dict[str, str], int]]:
+    """What a stream says first: period, types and events."""
+    with httpx.stream("GET", f"{url}/v1/stream", params={"customer": customer}, timeout=30) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                totals = json.loads(line.removeprefix("data: "))["totals"]
+                return [(t["period"], t["types"], t["events"]) for t in totals]
+    raise AssertionError("the stream ended")
 
 
 def staleness_ms(url: str) -> int:
