@@ -6,9 +6,11 @@ import os
 import signal
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -51,6 +53,15 @@ def check_exact(home: Home) -> None:
     verdict = json_lines(opentab("verify", "--format", "json", home=home, check=False).stdout)[0]
     assert verdict["agrees"], verdict
     assert verdict["not_yet_billed_segments"] == 0
+
+
+def on_its_own_disk(scene: str, path: Path) -> str:
+    """Play a scene that mounts a file system of its own, so that it can be filled; what it printed."""
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    command = [*unshare, sys.executable, str(Path(__file__).with_name(f"{scene}.py")), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @contextmanager

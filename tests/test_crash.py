@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,17 @@ import psutil
 
 from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
-from processes import PATIENCE_SECONDS, caught_up_us, check_exact, javas_of, parent_of, position, streams, wait_for
+from processes import (
+    PATIENCE_SECONDS,
+    caught_up_us,
+    check_exact,
+    javas_of,
+    on_its_own_disk,
+    parent_of,
+    position,
+    streams,
+    wait_for,
+)
 from product import event, json_lines, opentab
 
 SEED = 20170613
@@ -159,12 +168,6 @@ def test_stopped_by_a_signal_it_ends_cleanly(small_home: Home, start: Callable[.
 
 
 def test_a_full_disk_stops_it_clearly_and_space_lets_it_go_on(tmp_path: Path) -> None:
-    """A file system of its own, so that it can be filled: the scene needs a mount."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    scene = Path(__file__).with_name("scene_disk_full.py")
-    done = subprocess.run(
-        [*unshare, sys.executable, str(scene), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "stopped: no space left on the disk" in done.stdout
-    assert done.stdout.rstrip().endswith("exact"), done.stdout
+    printed = on_its_own_disk("scene_disk_full", tmp_path)
+    assert "stopped: no space left on the disk" in printed
+    assert printed.rstrip().endswith("exact"), printed

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,7 +25,7 @@ from opentab.ledger.journal import Journal
 from opentab.replica.trouble import read_trouble
 from opentab.server.serve import Tls, check_tls
 from opentab.server.tokens import Role, issue, read_key
-from processes import check_exact, serving, streams, wait_for
+from processes import check_exact, on_its_own_disk, serving, streams, wait_for
 from product import OPENTAB, event, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "0s"\n'
@@ -113,6 +111,12 @@ def streamed(url: str, customer: str) -> list[tuple[str, dict[str, str], int]]:
     raise AssertionError("the stream ended")
 
 
+def replicas(url: str) -> list[dict[str, object]]:
+    found = answer(url, "/v1/overview")["replicas"]
+    assert isinstance(found, list)
+    return found
+
+
 def staleness_ms(url: str) -> int:
     found = answer(url).get("staleness_ms")
     return found if isinstance(found, int) else 0
@@ -154,14 +158,9 @@ def test_a_ledger_that_does_not_add_up_stops_the_replica_and_readyz_says_so(tmp_
 
 
 def test_a_full_disk_keeps_the_replica_where_it_is_and_space_lets_it_go_on(tmp_path: Path) -> None:
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    scene = Path(__file__).with_name("scene_full_replica.py")
-    done = subprocess.run(
-        [*unshare, sys.executable, str(scene), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "stopped: no space left on the disk" in done.stdout
-    assert done.stdout.rstrip().endswith("events: 16000 whole: True"), done.stdout
+    printed = on_its_own_disk("scene_full_replica", tmp_path)
+    assert "stopped: no space left on the disk" in printed
+    assert printed.rstrip().endswith("events: 16000 whole: True"), printed
 
 
 def test_two_replicas_of_one_ledger(tmp_path: Path) -> None:
@@ -176,6 +175,8 @@ def test_two_replicas_of_one_ledger(tmp_path: Path) -> None:
         bill(home, event("ann", "2.00"))
         wait_for(lambda: position(one) == position(two) == 2, "both were there")
         assert total(one, "ann") == total(two, "ann") == "3.000000"
+        wait_for(lambda: [r["position"] for r in replicas(one)] == [2, 2], "both had said so")
+        assert sorted(str(r["name"]).rpartition("/")[2] for r in replicas(two)) == ["home", "other"]
         post(two, "ann", "4.00")
     assert [path.name for path in home.log_path.glob("incoming/*")], "events of both go into one log"
 

@@ -11,9 +11,11 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.replica.follower import Follower
+from opentab.replica.presence import tell
 from opentab.replica.trouble import clear_trouble, write_trouble
 
 POLL_SECONDS = 0.02
+TELL_SECONDS = 1.0
 TROUBLE_SECONDS = 1.0
 
 
@@ -24,7 +26,11 @@ def follow(home: Home, *, parent: int) -> None:
     """
     follower = Follower(home)
     seen: tuple[int, ...] | None = None
+    told = 0.0
     while os.getppid() == parent:
+        if time.monotonic() - told > TELL_SECONDS:
+            tell(home.ledger_path, home.path, follower.position, now_us=time.time_ns() // 1000)
+            told = time.monotonic()
         # A commit puts a file into a table's log: a look at two directories costs next to nothing.
         now = _log_times(home)
         if now == seen:

@@ -64,6 +64,13 @@ class Follower:
     def close(self) -> None:
         self.store.close()
 
+    @property
+    def position(self) -> int:
+        """The last batch that was folded."""
+        with self.store.read() as snapshot:
+            meta = snapshot.meta()
+        return meta.position if meta else 0
+
     def step(self) -> Step | None:
         """Fold what the ledger has and the replica has not; None if that is nothing."""
         journal = Journal.open(self.home.ledger_path, self.home.identity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Path, Query, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 
 from opentab.errors import InputError
 from opentab.periods import parse_day
@@ -66,6 +66,16 @@ def sent(reply: Reply) -> Response:
     """A reply in the framework's own words."""
     headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
     return Response(reply.body, reply.status, headers, media_type=reply.headers["content-type"])
+
+
+async def body_of(request: Request, *, bytes_max: int) -> bytes:
+    """The body, as long as it is not too large."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > bytes_max:
+            raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
+    return bytes(received)
 
 
 def days_of(first: str | None, last: str | None, group: str = "") -> Days:

@@ -17,6 +17,7 @@ from opentab.errors import ReplicaError
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import usage
 from opentab.periods import Period, day_of_number, first_day, last_day
+from opentab.replica.presence import present
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -125,17 +126,21 @@ class Desk:
             return self._freshness(self._answers(snapshot).moment).as_json()
 
     def pipeline(self) -> dict[str, object]:
-        """What the pipeline last said of itself, and what keeps the replica from going on."""
-        beat, trouble = self._pulse.beat(), self.trouble()
+        """What pipeline and replicas last said of themselves, and what keeps our own replica from going on."""
+        beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
+        replicas = [
+            {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
+            for one in present(self.home.ledger_path, now_us=now_us)
+        ]
         said = beat and {
-            "age_ms": max(0, (_now_us() - beat.at_us) // 1000),
+            "age_ms": max(0, (now_us - beat.at_us) // 1000),
             "streaming": beat.streaming,
             "position": beat.position,
             "caught_up": beat.caught_up,
             "unread_segments": beat.unread_segments,
             "invoices_position": beat.invoices_position,
         }
-        return {"pipeline": said, "trouble": trouble.text if trouble else None}
+        return {"pipeline": said, "replicas": replicas, "trouble": trouble.text if trouble else None}
 
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""

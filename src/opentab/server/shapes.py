@@ -259,6 +259,14 @@ class Pipeline(Shape):
     invoices_position: int
 
 
+class Replica(Shape):
+    """What a replica last said of itself."""
+
+    name: Annotated[str, Field(description="its machine and its home")]
+    position: Annotated[int, Field(ge=0)]
+    age_ms: Annotated[int, Field(ge=0, description="since it said so")]
+
+
 class Overview(Answer):
     """What managers and operators watch, at one position."""
 
@@ -273,6 +281,7 @@ class Overview(Answer):
     input_bytes: Count
     fold_ms: Annotated[float | None, Field(description="what the replica's last step took")]
     pipeline: Pipeline | None
+    replicas: Annotated[list[Replica], Field(description="all that follow the ledger and spoke lately")]
     trouble: Annotated[str | None, Field(description="what keeps the replica from going on")]
 
 

@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.server.asked import body_of
 from opentab.server.event_schema import request_body
 from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
 from opentab.server.problem import Problem
@@ -37,7 +38,7 @@ def add_routes(api: FastAPI, home: Home, intake: Intake) -> None:
         if media not in EVENT_MEDIA:
             raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
         try:
-            lines, is_batch = split(await _body(request))
+            lines, is_batch = split(await body_of(request, bytes_max=BODY_BYTES_MAX))
         except ValueError as error:
             raise Problem(400, f"the body is not JSON: {error}") from None
         if len(lines) > EVENTS_MAX:
@@ -57,13 +58,3 @@ def add_routes(api: FastAPI, home: Home, intake: Intake) -> None:
         if not accepted and not is_batch:
             raise Problem(422, f"the event cannot be taken: {verdicts[0].detail}", more=body)
         return JSONResponse(body, status_code=202)
-
-
-async def _body(request: Request) -> bytes:
-    """The body, as long as it is not too large."""
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > BODY_BYTES_MAX:
-            raise Problem(413, f"the body is larger than {BODY_BYTES_MAX:,} bytes")
-    return bytes(received)

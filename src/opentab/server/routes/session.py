@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from opentab.config import Home
+from opentab.server.asked import body_of
 from opentab.server.problem import Problem
 from opentab.server.session import cookie_of, no_cookie, token_in
 from opentab.server.shapes import SESSION_BODY, SESSION_PROBLEMS, Session
@@ -67,12 +68,8 @@ class _SignIn(msgspec.Struct):
 
 
 async def _token(request: Request) -> str:
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > BODY_BYTES_MAX:
-            raise Problem(413, f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+    body = await body_of(request, bytes_max=BODY_BYTES_MAX)
     try:
-        return msgspec.json.decode(received, type=_SignIn).token.strip()
+        return msgspec.json.decode(body, type=_SignIn).token.strip()
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise Problem(400, 'the body is not {"token": "…"}') from None

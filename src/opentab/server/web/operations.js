@@ -19,7 +19,7 @@ const STEP_NAMES = ["waiting in the log", "reading", "decoding", "tallying", "st
 /** The view, live; it goes on with the last known numbers. */
 export function operationsView({ signal }) {
   const pace = new Pace(), flow = new Flow(signal);
-  const figures = el("div"), partitions = el("div"), alarm = el("div", { role: "alert" });
+  const figures = el("div"), partitions = el("div"), replicas = el("div"), alarm = el("div", { role: "alert" });
   const charts = batchCharts(signal);
   let state = null, beat = null;
 
@@ -36,7 +36,7 @@ export function operationsView({ signal }) {
     drawPartitions(message);
   };
   const pulse = (message) => {
-    beat = { pipeline: message.pipeline, trouble: message.trouble, position: message.position, heard: now() };
+    beat = { pipeline: message.pipeline, replicas: message.replicas ?? [], trouble: message.trouble, position: message.position, heard: now() };
     draw();
   };
   const drawPartitions = ({ periods }) => {
@@ -53,6 +53,7 @@ export function operationsView({ signal }) {
     const parts = describe(state, beat, freshness, pace);
     flow.show(parts);
     drawFigures(figures, parts);
+    drawReplicas(replicas, beat);
     const down = parts.filter((part) => part.state === "down").map((part) => `${part.name}: ${part.why}.`);
     const text = down.length ? `${down.join(" ")} The numbers are the last known ones.` : "";
     const place = alarm.firstChild;
@@ -68,7 +69,8 @@ export function operationsView({ signal }) {
     alarm,
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
     el("section", { class: "card" }, el("h2", {}, "Batches"), charts.node),
-    el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions));
+    el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
+    el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas));
 }
 
 /** What each part of the flow says of itself at this moment. */
@@ -107,7 +109,7 @@ function describe(state, beat, freshness, pace) {
       name: "Replica", link: replicaState, state: replicaState,
       word: { unknown: "last known", up: "following", busy: "behind", down: "stopped" }[replicaState],
       why: beat?.trouble ? `it does not go on: ${beat.trouble}` : "",
-      lines: [["position", count(beat?.position ?? state?.position ?? 0)], ["lag", plural(behindBy, "batch", "batches")], ["last step", state?.fold_ms == null ? "–" : span(state.fold_ms)]],
+      lines: [["position", count(beat?.position ?? state?.position ?? 0)], ["lag", plural(behindBy, "batch", "batches")], ["alive", aliveOf(beat)]],
     },
     {
       name: "You", link: youState, state: youState,
@@ -130,6 +132,26 @@ function drawFigures(place, parts) {
   }
   // The summary stays, so that it keeps the focus.
   place.querySelector("table").replaceWith(table("The flow", [{ title: "Part" }, { title: "State" }, { title: "Figures" }], rows, { unseenCaption: true }));
+}
+
+/** How many of the replicas that are known give a sign of life. */
+function aliveOf(beat) {
+  const all = beat?.replicas ?? [], silence = beat?.heard.elapsed() ?? 0;
+  return all.length ? `${count(all.filter((each) => each.age_ms + silence <= FRESH_MS_MAX).length)} of ${count(all.length)}` : "–";
+}
+
+/** All replicas of the ledger, and how far each is. */
+function drawReplicas(place, beat) {
+  const all = beat?.replicas ?? [], silence = beat?.heard.elapsed() ?? 0, last = beat?.pipeline?.position ?? 0;
+  const rows = all.map((each) => {
+    const age = each.age_ms + silence, alive = age <= FRESH_MS_MAX;
+    return [each.name, el("span", { class: `word ${alive ? "up" : "down"}` }, alive ? "following" : "silent"), count(each.position), plural(Math.max(0, last - each.position), "batch", "batches"), ago(age)];
+  });
+  const text = JSON.stringify(rows.map((row) => row.map((cell) => cell.textContent ?? cell)));
+  if (place.dataset.shown === text) return;
+  mark(place, "data-shown", text);
+  const columns = [{ title: "Replica" }, { title: "State" }, { title: "Position", number: true }, { title: "Lag", number: true }, { title: "Sign of life" }];
+  place.replaceChildren(rows.length ? wide("Replicas", table("Replicas", columns, rows, { unseenCaption: true })) : el("p", { class: "quiet" }, "No replica has spoken yet."));
 }
 
 function tookOf(batch) {

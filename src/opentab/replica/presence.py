@@ -1,0 +1,43 @@
+"""Which replicas there are: each says once a second, beside the ledger that it follows, how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+FORGOTTEN_US = 10 * 60 * 1_000_000  # who has been silent for so long is no longer counted
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """A replica, as it last spoke."""
+
+    name: str  # its machine and its home
+    position: int
+    at_us: int
+
+
+def tell(ledger: Path, home: Path, position: int, *, now_us: int) -> None:
+    """Say that a replica lives. Where the ledger cannot be written to, it goes on unseen."""
+    name = f"{platform.node()}:{home}"
+    path = ledger / "replicas" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    aside = path.with_suffix(".new")
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        aside.write_bytes(msgspec.json.encode(Presence(name, position, now_us)))
+        aside.replace(path)
+
+
+def present(ledger: Path, *, now_us: int) -> list[Presence]:
+    """The replicas that spoke lately, by name."""
+    found = []
+    with suppress(OSError):
+        for path in (ledger / "replicas").glob("*.json"):
+            with suppress(OSError, msgspec.MsgspecError):
+                one = msgspec.json.decode(path.read_bytes(), type=Presence)
+                if now_us - one.at_us < FORGOTTEN_US:
+                    found.append(one)
+    return sorted(found, key=lambda one: one.name)
