@@ -176,7 +176,7 @@ def test_two_replicas_of_one_ledger(tmp_path: Path) -> None:
         wait_for(lambda: position(one) == position(two) == 2, "both were there")
         assert total(one, "ann") == total(two, "ann") == "3.000000"
         wait_for(lambda: [r["position"] for r in replicas(one)] == [2, 2], "both had said so")
-        assert sorted(str(r["name"]).rpartition("/")[2] for r in replicas(two)) == ["home", "other"]
+        assert sorted(str(r["name"]).rpartition(":")[2] for r in replicas(two)) == ["home", "other"]
         post(two, "ann", "4.00")
     assert [path.name for path in home.log_path.glob("incoming/*")], "events of both go into one log"
 

@@ -15,19 +15,19 @@ FORGOTTEN_US = 10 * 60 * 1_000_000  # who has been silent for so long is no long
 class Presence(msgspec.Struct, frozen=True):
     """A replica, as it last spoke."""
 
-    name: str  # its machine and its home
+    name: str  # its machine, and the name of its home
     position: int
     at_us: int
 
 
 def tell(ledger: Path, home: Path, position: int, *, now_us: int) -> None:
     """Say that a replica lives. Where the ledger cannot be written to, it goes on unseen."""
-    name = f"{platform.node()}:{home}"
-    path = ledger / "replicas" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    node = platform.node()
+    path = ledger / "replicas" / f"{hashlib.sha256(f'{node}:{home}'.encode()).hexdigest()[:16]}.json"
     aside = path.with_suffix(".new")
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        aside.write_bytes(msgspec.json.encode(Presence(name, position, now_us)))
+        aside.write_bytes(msgspec.json.encode(Presence(f"{node}:{home.name}", position, now_us)))
         aside.replace(path)
 
 
