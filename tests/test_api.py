@@ -25,6 +25,9 @@ from apps import App, app_of, catch_up
 from ledgers import bill, new_home
 from opentab import config
 from opentab.config import Home
+from opentab.ledger import balances
+from opentab.ledger.journal import Journal
+from opentab.replica.follower import is_whole
 from opentab.server.limits import HEADER_BYTES_MAX, PATH_BYTES_MAX, InTime
 from processes import serving, wait_for
 from product import event, json_lines, opentab
@@ -107,6 +110,18 @@ def test_months_that_are_left_to_the_ledger_are_answered_alike(home: Home, app: 
         glance = cold.get("/v1/customers/ann").json()
         assert ([t["period"] for t in glance["closed"]], glance["current"]["period"]) == ([], "2026-05")
         assert cold.get("/v1/customers/bob").json()["closed"][0]["total"] == "7.000000", "nothing of bob is hot"
+
+
+def test_a_replica_from_the_balances_knows_how_many_customers_old_months_had(tmp_path: Path) -> None:
+    home = january_to_may(tmp_path / "home", "[server]\nhot_periods = 0\n")
+    journal = Journal.open(home.ledger_path, home.identity)
+    assert journal is not None
+    balances.write_snapshot(journal, home.calendar)
+    with app_of(home) as app:
+        periods = app.get("/v1/periods").json()["items"]
+        assert [p["customers"] for p in periods] == [2, 1, 2, 1, 1]
+        assert app.get("/v1/customers/ann/periods/2026-01").json()["source"] == "ledger"
+    assert is_whole(home.replica_path)
 
 
 def test_a_replica_lets_go_of_months_as_they_become_final(tmp_path: Path) -> None:

@@ -38,13 +38,11 @@ SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Many small segments make few tasks, not one task each.
+    # Many small files make few tasks, not one task each.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
     # A closing's tasks and the stream's take turns.
     "spark.scheduler.mode": "FAIR",
-    "spark.sql.streaming.minBatchesToRetain": "2",
-    "spark.sql.streaming.numRecentProgressUpdates": "4",
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "opentab.pipeline.daemon",
 }

@@ -25,9 +25,8 @@ ADJUSTED = 0  # the column of a customer's row that holds all adjustments
 class Fold:
     """One step of a replica: what was added to each table, and what is to be remembered of it."""
 
-    def __init__(self, change: Change, types: Sequence[str], *, cold_upto: Period = "") -> None:
+    def __init__(self, change: Change, types: Sequence[str]) -> None:
         self._change = change
-        self._cold_upto = cold_upto
         self.types = list(types)  # new ones come at the end
         self.new_customers: Counter[Period] = Counter()
         self.adjusted: dict[Period, tuple[int, int]] = {}  # micros and events of earlier periods, by where billed
@@ -45,20 +44,13 @@ class Fold:
         months, month_at = _pairs(rows.month, period_of_month)
         self._add_small("periods", rows, (months, month_at), None)
         self._count_adjusted(rows)
-        hot = np.array([period > self._cold_upto for period in months])
-        if not hot.all():
-            kept = hot[month_at]
-            rows, type_at, month_at = rows.where(kept), type_at[kept], month_at[kept]
-        if len(rows):
-            self._add_customers(rows, months, month_at, type_at)
+        self._add_customers(rows, months, month_at, type_at)
 
     def _add_customers(self, rows: Rows, months: Sequence[Period], month_at: Ints, type_at: Ints) -> None:
         names, customer_at = _sorted_names(rows.customer)
         adjusted = rows.month != rows.own_month
         column = np.where(adjusted, ADJUSTED, type_at + 1)
         for index, period in enumerate(months):
-            if period <= self._cold_upto:
-                continue
             own = np.flatnonzero(month_at == index)
             own = own[np.argsort(customer_at[own], kind="stable")]
             self._add_period(period, names, own, customer_at[own], column[own], rows)
@@ -111,7 +103,7 @@ class Fold:
         self._count("adjustments", rows.low[adjusted], rows.high[adjusted], rows.events[adjusted])
 
     def _count_adjusted(self, rows: Rows) -> None:
-        """Cold periods too: what was adjusted in them is still told."""
+        """What each period was billed of earlier ones: it is told also when its customers are left to the ledger."""
         adjusted = rows.month != rows.own_month
         for month in np.unique(rows.month[adjusted]).tolist():
             here = adjusted & (rows.month == month)

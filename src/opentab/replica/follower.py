@@ -91,7 +91,7 @@ class Follower:
             return None
         began = time.perf_counter()
         with self.store.write() as change:
-            fold = Fold(change, meta.types, cold_upto=meta.cold_upto)
+            fold = Fold(change, meta.types)
             tally = Tally(meta.position, upto)
             known = [record for record in records if record.batch <= upto]
             for rows in journal_rows(journal, self.home.calendar, known, after=meta.position, rows_max=PIECE_ROWS):
@@ -111,10 +111,8 @@ class Follower:
         began = time.perf_counter()
         with self.store.write() as change:
             change.clear()
-            blank = Meta(
-                0, 0, "", self.home.identity, None, list(self.home["billing.types"]), self._cold_upto(records), {}
-            )
-            fold = Fold(change, blank.types, cold_upto=blank.cold_upto)
+            blank = Meta(0, 0, "", self.home.identity, None, list(self.home["billing.types"]), "", {})
+            fold = Fold(change, blank.types)
             if records:
                 self._fold_balances(fold, journal, snapshot, records)
                 check_all(fold, records)
