@@ -224,7 +224,7 @@ class Journal:
         if not actions:
             return 0
         try:
-            write_actions(table, actions, (COMPACTION_APP, done + 1))
+            write_actions(table, actions, (COMPACTION_APP, done + 1), clears_log=False)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 return 0  # someone else was faster; our files stay unnamed and are swept

@@ -53,15 +53,19 @@ def write_actions(
     *,
     mode: str = "append",
     partition_by: str = "kind",
+    clears_log: bool = True,
 ) -> None:
-    """Commit file actions as one, with the number that fences them."""
+    """Commit file actions as one, with the number that fences them.
+
+    One writer of a table clears its log: two at the same moment would miss what the other has just deleted.
+    """
     table.create_write_transaction(
         list(actions),
         mode,
         table.schema(),
         [partition_by],
         commit_properties=CommitProperties(app_transactions=[Transaction(*transaction)]),
-        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=clears_log),
     )
 
 
