@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opentab.errors import Fenced
+from opentab.errors import Fenced, LedgerError
 from opentab.lab.ledger_age import SyntheticLedger
 from opentab.ledger import journal as module
 from opentab.ledger.journal import Journal
@@ -43,6 +45,29 @@ def test_the_log_does_not_grow_with_the_batches(ledger: SyntheticLedger) -> None
     young = ledger.log_files()
     commit(ledger, 8 * CHECKPOINT)
     assert ledger.log_files() <= young + CHECKPOINT
+
+
+def test_batches_are_committed_while_files_are_merged_and_the_log_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Commits outlive a second, so that whoever merges can read what came meanwhile.
+    monkeypatch.setattr(module, "TABLE_CONFIGURATION", QUICKLY | {"delta.logRetentionDuration": "interval 1 seconds"})
+    ledger = SyntheticLedger(tmp_path / "home")
+    done = threading.Event()
+
+    def merge() -> None:
+        while not done.is_set():
+            with suppress(LedgerError):  # one that took too long is tried again, as upkeep does
+                ledger.journal.compact(run=ledger.run, files_max=2)
+
+    merging = threading.Thread(target=merge)
+    merging.start()
+    try:
+        commit(ledger, 300)
+    finally:
+        done.set()
+        merging.join()
+    assert opened(ledger).entries().count_rows() == 300
 
 
 def test_a_reader_outlives_the_log_it_was_opened_on(ledger: SyntheticLedger) -> None:
