@@ -41,7 +41,7 @@ golden: setup  ## write a golden home of this version, for later versions to rea
 	@PYTHONPATH=tests $(BIN)/python tests/golden.py
 
 lock: setup  ## resolve the dependencies anew (needs uv)
-	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --group dev --universal \
+	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra lab --group dev --universal \
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock
 
 clean:  ## remove what the set-up and the demo made
