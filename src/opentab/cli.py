@@ -124,11 +124,11 @@ def doctor(home: Home) -> int:
 
 @commands.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--partition", default="default", show_default=True, metavar="NAME", help="of the log")
+@click.option("--partition", metavar="NAME", help='of the log ["default"; on Kafka the customer decides]')
 @at_home
-def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
+def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
     """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
-    from opentab.log.directory import DirectoryLog, Producer
+    from opentab.log import open_producer
     from opentab.log.ingest import file_chunks, stream_chunks
     from opentab.log.ingest import ingest as append
 
@@ -137,7 +137,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
             raise InputError(f"{file} cannot be read", hint="nothing was ingested")
         if file.is_dir():
             raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
-    producer = Producer(DirectoryLog(home.log_path), partition)
+    producer = open_producer(home, partition)
     lines_max = home["pipeline.batch_events_max"]
     total = 0
     for file in files or (Path("-"),):
@@ -146,7 +146,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
             continue
         with file.open("rb") as handle, _bar(file.stat().st_size, str(file)) as advance:
             total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
-    sys.stderr.write(f"{total:,} lines are in the log, partition {partition}\n")
+    sys.stderr.write(f"{total:,} lines are in the log, partition {producer.partition}\n")
 
 
 @commands.command()
@@ -233,14 +233,15 @@ def _duration_option(name: str, text: str | None) -> timedelta:
 @commands.command()
 @click.option("--once", is_flag=True, help="take all that is in the log and stop")
 @click.option("--take-over", is_flag=True, help="start in spite of another pipeline's lock, and fence it")
+@click.option("--accept-loss", is_flag=True, help="go on without the events that a Kafka topic has lost")
 @at_home
-def run(home: Home, once: bool, take_over: bool) -> None:
+def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
     from opentab.pipeline.run import Pipeline
 
     line = terminal.LiveLine()
     watch = _Watch(line)
-    pipeline = Pipeline(home, once=once, take_over=take_over, watch=watch.show)
+    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: pipeline.stop())
     line.show("starting Spark …", time.monotonic())
@@ -277,7 +278,7 @@ def describe(progress: Progress, rate: float) -> str:
     if record is None:
         return "no batches yet"
     watermark = format_us(record.watermark_us) or "none"
-    behind = f"{progress.unread_segments:,} segments behind" if progress.unread_segments else "caught up"
+    behind = f"{progress.unread:,} {progress.unit} behind" if progress.unread else "caught up"
     return (
         f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
         f"{progress.rejections:,} rejected  {behind}"
