@@ -19,6 +19,7 @@ from opentab.errors import MachineError
 from opentab.lab import jars
 from opentab.lab.broker import Broker
 from opentab.lab.daemon import Daemon
+from opentab.lab.spark_cluster import SparkCluster
 from processes import wait_for
 
 
@@ -73,6 +74,31 @@ def test_jars_that_cannot_be_fetched_leave_nothing_behind_and_say_what_helps(
     assert [path.name for path in (tmp_path / "opentab" / "jars").iterdir()] == [".nothing.lock"]
 
 
+def test_an_application_goes_on_when_the_active_master_and_an_executor_are_killed(tmp_path: Path) -> None:
+    with SparkCluster(tmp_path / "cluster") as cluster:
+        command = [sys.executable, str(Path(__file__).with_name("scene_cluster.py")), cluster.master_url]
+        application = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert count(application, 10) == 10
+            killed = cluster.active_master
+            assert killed is not None
+            killed.daemon.kill()
+            assert count(application, 20) == 20
+            cluster.wait_until(lambda: cluster.workers_alive == 2, "the standby had taken over")
+            assert cluster.active_master is not killed
+            dead = cluster.kill_executor()
+            assert count(application, 30) == 30
+            cluster.wait_until(lambda: len(cluster.executors()) == 2, "the executor was replaced")
+            assert dead not in [executor.pid for executor in cluster.executors()]
+            killed.daemon.start()
+            cluster.wait_until(lambda: cluster.standby_master is killed, "it stood by")
+        finally:
+            application.kill()
+            application.communicate()
+        processes = [part.daemon for part in (*cluster.masters, *cluster.workers)]
+    assert not any(process.runs for process in processes)
+
+
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     """Also if it is killed and can say nothing to anybody."""
     script = (
@@ -93,3 +119,12 @@ def test_a_server_that_ends_too_early_is_told_with_its_last_words(tmp_path: Path
     server.start()
     with pytest.raises(MachineError, match="loser ended: no such luck"):
         server.wait_until(lambda: False, seconds_max=60)
+
+
+def count(application: subprocess.Popen[str], rows: int) -> int:
+    """Let the application's executors count so many rows."""
+    assert application.stdin is not None
+    assert application.stdout is not None
+    application.stdin.write(f"{rows}\n")
+    application.stdin.flush()
+    return int(application.stdout.readline())

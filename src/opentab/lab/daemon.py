@@ -64,11 +64,15 @@ class Daemon:
         """Wait until it is ready; raise if it ends first, or if it takes too long."""
         deadline = time.monotonic() + seconds_max
         while not ready():
-            if not self.runs:
-                raise MachineError(f"{self.name} ended: {self._last_words()}", hint=f"see {self.log_path}")
+            self.check()
             if time.monotonic() > deadline:
                 raise MachineError(f"{self.name} was not ready in {seconds_max:g} s", hint=f"see {self.log_path}")
             time.sleep(0.05)
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if not self.runs:
+            raise MachineError(f"{self.name} ended: {self._last_words()}", hint=f"see {self.log_path}")
 
     def wait(self) -> int:
         """Wait until it ends by itself; its exit code."""
