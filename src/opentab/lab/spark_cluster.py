@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -65,7 +66,7 @@ class Master:
     def workers_alive(self) -> int:
         return int(self._state().get("aliveworkers", 0))
 
-    def _state(self) -> dict[str, object]:
+    def _state(self) -> dict[str, Any]:
         try:
             answer = httpx.get(f"http://127.0.0.1:{self.web_port}/json/", timeout=5)
             found = answer.json() if answer.status_code == httpx.codes.OK else {}
@@ -214,4 +215,5 @@ class SparkCluster:
         return Daemon("zookeeper", [*java, program, str(self.directory / "zoo.cfg")], self.directory)
 
     def _daemons(self) -> list[Daemon]:
-        return [self.zookeeper, *(part.daemon for part in (*self.masters, *self.workers))]
+        masters, workers = (master.daemon for master in self.masters), (worker.daemon for worker in self.workers)
+        return [self.zookeeper, *masters, *workers]
