@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,11 @@ class Home:
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
+
+    def with_setting(self, name: str, value: Any) -> Home:
+        """The same home with another value of a setting, checked like one in opentab.toml."""
+        setting = next(setting for setting in SETTINGS if setting.name == name)
+        return replace(self, values={**self.values, name: setting.check(setting, value)})
 
     @property
     def log_path(self) -> Path:
