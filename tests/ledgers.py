@@ -36,7 +36,7 @@ def open_job(home: Home, run: str) -> Job:
     """What a start of the pipeline does before the stream."""
     log = DirectoryLog(home.log_path)
     log.create()
-    job = Job(home, Journal.create(home.ledger_path, home.identity), log, run=run)
+    job = Job(home, Journal.create(home.ledger, home.identity), log, run=run)
     log.restore(job.positions)
     log.archive_upto(job.positions)
     return job

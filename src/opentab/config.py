@@ -15,6 +15,7 @@ from typing import Any
 from opentab.errors import ConfigError
 from opentab.events import Rules
 from opentab.periods import Calendar
+from opentab.place import Place
 
 FILE_NAME = "opentab.toml"
 MICROSECOND = timedelta(microseconds=1)
@@ -240,8 +241,8 @@ class Home:
         return self._local("log.uri")
 
     @property
-    def ledger_path(self) -> Path:
-        return self._local("ledger.uri")
+    def ledger(self) -> Place:
+        return Place.of(self._local("ledger.uri"))
 
     @property
     def invoices_path(self) -> Path:

@@ -55,7 +55,7 @@ class Delivery:
 
 def deliver(home: Home) -> int:
     """Write every invoice file that is missing; returns how many sets of files that were."""
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     if invoices is None:
         return 0
     return len(export_missing(home.invoices_path, invoices, currency=home["billing.currency"]))

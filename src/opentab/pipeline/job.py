@@ -145,7 +145,7 @@ class Job:
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
             log_path=str(self.log.path),
-            journal_path=str(self.journal.root),
+            journal=self.journal.root,
             positions=self.positions,
             rules=self.rules,
             late_before_day=self._late_before_day(),

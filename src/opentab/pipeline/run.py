@@ -91,8 +91,8 @@ class Pipeline:
         try:
             log = DirectoryLog(self.home.log_path)
             log.create()
-            journal = Journal.create(self.home.ledger_path, self.home.identity)
-            self._claim = Claim(self.home.ledger_path, self.run_id)
+            journal = Journal.create(self.home.ledger, self.home.identity)
+            self._claim = Claim(self.home.ledger, self.run_id)
             self._job = Job(
                 self.home, journal, log, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
             )
@@ -305,7 +305,7 @@ class Pipeline:
                 unread_segments=unread,
                 invoices_position=self._closer.position,
             )
-            write_heartbeat(self.home.ledger_path, heartbeat)
+            write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
 

@@ -26,6 +26,7 @@ from opentab.log.segment import Segment
 from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.tally import tally, total_micros
+from opentab.place import Place
 from opentab.records import REJECTION
 
 REPORT_COLUMN = "report"
@@ -40,7 +41,7 @@ class Order(msgspec.Struct, frozen=True):
     batch: int
     run: str
     log_path: str
-    journal_path: str
+    journal: Place
     positions: dict[str, int]  # the last segment in the journal, by partition
     rules: Rules
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
@@ -119,7 +120,7 @@ class _Work:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.calendar = Calendar(order.rules.zone)
-        self.journal = Path(order.journal_path)
+        self.journal = order.journal
         self.decoded: list[Decoded] = []
         self.taken: dict[str, Taken] = {}
         self.waiting: dict[str, _Lines] = {}
