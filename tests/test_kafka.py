@@ -60,7 +60,7 @@ def append(home: Home, *lines: str, partition: str | None = None) -> None:
 def bill_all(home: Home, *, accept_loss: bool = False) -> Journal:
     """Bill what waits in the topic, as a start of the pipeline does, without Spark."""
     source = open_source(home, accept_loss=accept_loss)
-    job = Job(home, Journal.create(home.ledger_path, home.identity), source, run="run")
+    job = Job(home, Journal.create(home.ledger, home.identity), source, run="run")
     source.open(job.positions)
     while portion := source.next(job.positions):
         job.bill(portion)
@@ -110,7 +110,7 @@ def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
     shutil.rmtree(home.checkpoint_path, ignore_errors=True)
     assert "nothing new in the log" in opentab("run", "--once", home=home).stderr
 
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None and journal.position > 3
     rejected = {row["place"]: row["raw"] for row in rejection_rows(journal)}
     published = dict(read_all(broker, "the-whole-way-rejections"))

@@ -138,7 +138,7 @@ class Job:
         order = Order(
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
-            journal_path=str(self.journal.root),
+            journal=self.journal.root,
             rules=self.rules,
             late_before_day=self._late_before_day(),
         )

@@ -97,8 +97,8 @@ class Pipeline:
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
             source = open_source(self.home, accept_loss=self.accept_loss)
-            journal = Journal.create(self.home.ledger_path, self.home.identity)
-            self._claim = Claim(self.home.ledger_path, self.run_id)
+            journal = Journal.create(self.home.ledger, self.home.identity)
+            self._claim = Claim(self.home.ledger, self.run_id)
             self._job = Job(
                 self.home, journal, source, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
             )
@@ -346,7 +346,7 @@ class Pipeline:
                 unread_unit=self._job.source.unit,
                 invoices_position=self._closer.position,
             )
-            write_heartbeat(self.home.ledger_path, heartbeat)
+            write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
 
