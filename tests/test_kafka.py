@@ -28,7 +28,7 @@ from opentab.pipeline.job import Job
 from opentab.pipeline.source import open_source
 from opentab.server.intake import Intake
 from opentab.sinks.rejections import dead_letters
-from processes import streams, wait_for
+from processes import position, streams, wait_for
 from product import event, json_lines, opentab
 
 SPARK_ONLY = "[pipeline]\nbatch_events_max = 2000\nlocal_bytes_max = 0\n"
@@ -386,16 +386,17 @@ def test_the_broker_is_killed_and_comes_back(tmp_path: Path, start: Callable[...
         append(home, event(amount="1.00"))
         pipeline = start("run", home=home)
         wait_for(lambda: streams(home, pipeline), "the pipeline streams")
-        wait_for(lambda: total(home) == "1.000000", "the first event is billed")
+        wait_for(lambda: position(home) == 1, "the first event is billed")
         broker.kill()
         with pytest.raises(LogUnreachable, match="Kafka does"):
             append(home, event(amount="2.00"))
         broker.start()
         append(home, event(amount="4.00"))
-        wait_for(lambda: total(home) in ("5.000000", "7.000000"), "the pipeline goes on by itself")
+        wait_for(lambda: position(home) > 1, "the pipeline goes on by itself")
         assert pipeline.poll() is None
         pipeline.terminate()
         assert pipeline.wait(timeout=60) == 0
+        assert total(home) in ("5.000000", "7.000000")  # what was not acknowledged may be there
         assert json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]["agrees"]
 
 
