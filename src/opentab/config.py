@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opentab.errors import ConfigError
-from opentab.events import Rules
+from opentab.events import UNBOUNDED_US, Rules
 from opentab.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
 from opentab.periods import Calendar
 from opentab.place import Place
@@ -111,10 +111,14 @@ def _types(setting: Setting, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _dedupe_window(setting: Setting, value: Any) -> str:
-    if value not in ("off", "unbounded"):
-        _duration(setting, value)
-    return str(value)
+def _dedupe_us(setting: Setting, value: Any) -> int:
+    """The window in microseconds; 0 where every event counts."""
+    if value in ("off", "unbounded"):
+        return 0 if value == "off" else UNBOUNDED_US
+    window_us: int = _duration(setting, value) // MICROSECOND
+    if window_us == 0:
+        raise setting.wrong(value, 'a duration that is not 0, "unbounded" or "off"')
+    return window_us
 
 
 def _off_or_duration(setting: Setting, value: Any) -> timedelta | None:
@@ -194,8 +198,8 @@ SETTINGS = [
         "an event further ahead of its arrival than this is rejected",
     ),
     Setting(
-        "billing", "dedupe_window", '"7d"', _dedupe_window,
-        'a duration, "unbounded" or "off"; not applied yet: every event counts',
+        "billing", "dedupe_window", '"7d"', _dedupe_us,
+        'how long after an event a repeat of its id is known for one, by arrival; a duration, "unbounded" or "off"',
     ),
     Setting("log", "uri", '"log"', _log_uri, "a directory, relative to the home, or kafka://broker:9092/topic"),
     Setting("kafka", "partitions", "4", _count, "of a topic that opentab makes"),
@@ -354,6 +358,7 @@ class Home:
             allowed_lateness_us=self["billing.allowed_lateness"] // MICROSECOND,
             idle_after_us=self["pipeline.idle_after"] // MICROSECOND,
             revision_step_us=self["billing.revision_step"] // MICROSECOND,
+            dedupe_us=self["billing.dedupe_window"],
         )
 
     @property

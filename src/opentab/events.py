@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 CUSTOMER_BYTES_MAX = 256
+UNBOUNDED_US = 2**62  # a window that never ends
 NESTING_MAX = 100  # deeper JSON is not read (RFC 8259, section 9)
 
 
@@ -25,6 +26,9 @@ class Reason(StrEnum):
     UNKNOWN_TYPE = "unknown_type"
     BAD_CUSTOMER = "bad_customer"
     CONFLICTING_DUPLICATE = "conflicting_duplicate"
+    REVERSAL_UNKNOWN = "reversal_unknown"
+    REVERSAL_TWICE = "reversal_twice"
+    REVERSAL_MISMATCH = "reversal_mismatch"
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -38,3 +42,4 @@ class Rules(msgspec.Struct, frozen=True):
     allowed_lateness_us: int
     idle_after_us: int
     revision_step_us: int = 86_400_000_000
+    dedupe_us: int = 0  # the window in which a repeated id counts once; 0: every event counts

@@ -38,6 +38,21 @@ REJECTION = pa.schema(
     ]
 )
 
+# An event with an id: the key that tells it from others (128 bits, two words), and where it stands in the log. Files are
+# sorted by the key. `payload` tells its values from others' (64 bits); 0 says that it was rejected and did not count.
+SEEN = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("key_high", pa.int64()),
+        pa.field("key_low", pa.int64()),
+        pa.field("payload", pa.int64()),
+        pa.field("arrived_us", pa.int64()),
+        pa.field("partition", pa.string()),
+        pa.field("number", pa.int64()),
+        pa.field("byte", pa.int64()),  # where its line begins in the segment; 0 in a Kafka topic
+    ]
+)
+
 # One row a batch; `record` is the whole BatchRecord, the other columns repeat what SQL asks for.
 BATCH = pa.schema(
     [
@@ -83,7 +98,7 @@ INVOICE = pa.schema(
     ]
 )
 
-KINDS = {"entry": ENTRY, "rejection": REJECTION, "batch": BATCH}
+KINDS = {"entry": ENTRY, "rejection": REJECTION, "seen": SEEN, "batch": BATCH}
 
 
 class PartitionState(msgspec.Struct, frozen=True):
@@ -118,6 +133,8 @@ class BatchRecord(msgspec.Struct, frozen=True):
     file_count: int = 0  # that it added to the journal, besides its own record
     revise: bool = False  # the end of a `run --once`: what is late by now is revised here
     late_events: int = 0  # of months that the watermark before this batch had closed
+    duplicates: int = 0  # repeats of events that had counted, with the same values: they did not count again
+    without_id: int = 0  # events that counted and cannot be told from their duplicates
 
     @property
     def amount_micros(self) -> int:
