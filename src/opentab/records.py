@@ -134,6 +134,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     revise: bool = False  # the end of a `run --once`: what is late by now is revised here
     late_events: int = 0  # of months that the watermark before this batch had closed
     duplicates: int = 0  # repeats of events that had counted, with the same values: they did not count again
+    forgotten_us: int | None = None  # ids of events that arrived before it are not known any more
     without_id: int = 0  # events that counted and cannot be told from their duplicates
 
     @property
