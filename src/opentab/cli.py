@@ -531,6 +531,7 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
                     "batches": report.batches,
                     "events": report.events,
                     "rejections": report.rejections,
+                    "duplicates": report.duplicates,
                     "amount": format_micros(report.amount_micros),
                     "not_yet_billed_segments": report.not_yet_billed_segments,
                     "seconds": round(report.seconds, 3),
@@ -557,8 +558,9 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
             terminal.write(f"           {terminal.printable(sample)}")
     if report.not_yet_billed_segments:
         terminal.write(f"not yet billed: {report.not_yet_billed_segments:,} segments of the log")
+    duplicates = f"{report.duplicates:,} duplicates, " if report.duplicates else ""
     sums = (
-        f"{report.events:,} events, {report.rejections:,} rejections, "
+        f"{report.events:,} events, {report.rejections:,} rejections, {duplicates}"
         f"{format_micros(report.amount_micros)} {home['billing.currency']} in {report.batches:,} batches"
     )
     if report.agrees:
@@ -595,7 +597,7 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
     adds_up = invoice is None or invoice.total_minor == found.total_minor(currency)
     taken = {record.batch: record.taken for record in journal.batches()}
     if events:
-        columns = ["batch", "place", "time", "type", "kind", "period", "amount"]
+        columns = ["batch", "place", "time", "type", "kind", "period", "amount", "reverses", "reason", "actor"]
         rows: Iterator[list[Any]] = (
             [
                 e.batch,
@@ -605,6 +607,9 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
                 _kind(e.adjustment),
                 e.own_period,
                 format_micros(e.amount_micros),
+                e.reverses,
+                e.reason,
+                e.actor,
             ]
             for e in found.events()
         )

@@ -149,6 +149,10 @@ class Journal:
         """The rejections of the batches behind `after`, up to `upto`."""
         return self._dataset("rejection", after, upto)
 
+    def seen(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
+        """The events with an id of the batches behind `after`, up to `upto`, as far as they are remembered."""
+        return self._dataset("seen", after, upto)
+
     def batch_rows(self) -> ds.Dataset:
         """The batches' own rows, for SQL."""
         return self._dataset("batch", 0, None)
