@@ -172,6 +172,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
 @click.option("--beyond", default=0.0, show_default=True, help="share that comes after its month was final")
 @click.option("--bad", default=0.0, show_default=True, help="extra lines that cannot be billed, as a share")
 @click.option("--duplicates", default=0.0, show_default=True, help="events with an id that come twice, as a share")
+@click.option("--conflicts", default=0.0, show_default=True, help="ids that come again with another amount, as a share")
 @click.option("--ids", default=0.8, show_default=True, help="share of events that have an id")
 @click.option("--cloudevents", default=0.0, show_default=True, help="share in CloudEvents envelopes")
 @click.option("--variety", default=0.02, show_default=True, help="share in other shapes of time and amount")
@@ -207,6 +208,7 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
         late_share=options["late"],
         beyond_share=options["beyond"],
         duplicate_share=options["duplicates"],
+        conflict_share=options["conflicts"],
         bad_share=options["bad"],
         cloudevents_share=options["cloudevents"],
         variety_share=options["variety"],

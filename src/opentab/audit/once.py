@@ -19,13 +19,6 @@ import pyarrow as pa
 from opentab.audit.rows import FETCH_ROWS, fetched, to_table
 from opentab.events import Reason
 
-# Why an event that decodes well is rejected: because of others.
-REASONS_BY_OTHERS = (
-    Reason.CONFLICTING_DUPLICATE,
-    Reason.REVERSAL_UNKNOWN,
-    Reason.REVERSAL_TWICE,
-    Reason.REVERSAL_MISMATCH,
-)
 LOG_ORDER = "batch, arrived_us, partition, number, byte"
 UNCOUNTED_SCHEMA = pa.schema([("row", pa.int64()), ("reason", pa.string()), ("first_batch", pa.int64())])
 

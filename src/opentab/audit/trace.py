@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
 from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
-from opentab.audit.once import REASONS_BY_OTHERS, KeyedEvent, Once
+from opentab.audit.once import KeyedEvent, Once
 from opentab.audit.raw import RawLines, RawLog, open_raw
 from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
@@ -19,6 +19,7 @@ from opentab.audit.verify import Journal
 from opentab.audit.wire import Counted, decide
 from opentab.config import Home
 from opentab.errors import InputError
+from opentab.events import REASONS_BY_OTHERS
 from opentab.records import BatchRecord
 
 
