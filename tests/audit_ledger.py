@@ -138,9 +138,11 @@ def takes_back(one: Arrival, original: Arrival) -> bool:
 class Ledger:
     """Writes segments and, by the pipeline's own judge, the journal that they should give."""
 
-    def __init__(self, path: Path, zone: str = "Europe/Berlin", window: str = "7d") -> None:
+    def __init__(
+        self, path: Path, zone: str = "Europe/Berlin", window: str = "7d", pipeline: dict[str, Any] | None = None
+    ) -> None:
         billing = {"zone": zone, "types": ["CALL", "DATA"], "dedupe_window": window}
-        self.home = config.parse(path, {"billing": billing})
+        self.home = config.parse(path, {"billing": billing, "pipeline": pipeline or {}})
         self.rules = self.home.rules
         self.log = DirectoryLog(self.home.log_path)
         self.journal = FakeJournal()

@@ -23,6 +23,7 @@ from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.wire import Counted, decide
 from opentab.events import UNBOUNDED_US, Reason
+from opentab.lab.generator import Plan, generate, read_rejections
 from opentab.periods import to_us
 
 TIME = "2026-01-10T11:00:00Z"
@@ -403,6 +404,26 @@ def test_ids_come_out_of_the_fast_path(tmp_path: Path) -> None:
         recompute(con, RawDirectory(ledger.home.log_path), ledger.journal.records)
         (fast,) = con.execute("SELECT count(id) FROM counted").fetchone() or (0,)
         assert fast == 3 * (1000 + 34 + 1 + 500 + 2)  # one group
+
+
+@pytest.mark.parametrize("segments", [1, 2, 100])
+def test_the_simulators_bills_hold_each_event_once_however_batches_are_cut(tmp_path: Path, segments: int) -> None:
+    ledger = Ledger(tmp_path, pipeline={"batch_events_max": 100})
+    plan = Plan(
+        events_per_customer=40, months=2, sources=2, duplicate_share=0.2, conflict_share=0.2, bad_share=0.05,
+        cloudevents_share=0.3, variety_share=0.3,
+    )  # fmt: skip
+    for _ in range(2):
+        generate(plan, ledger.home, clock=lambda: at(10, month=7))
+    waiting = {partition: len(numbers) for partition, numbers in ledger.log.pending().items()}
+    for first in range(1, max(waiting.values()) + 1, segments):
+        taken = {name: (first, min(first + segments - 1, last)) for name, last in waiting.items() if first <= last}
+        ledger.batch(**taken)
+    check(ledger)
+    assert verify(ledger.home, ledger.journal).checks[-1].name == "expected bills"
+    rejected = Counter(row["reason"] for row in ledger.journal.rejection_rows)
+    assert rejected == read_rejections(ledger.home.expected_path)
+    assert rejected[X] > 100
 
 
 # --- what the journal remembers ----------------------------------------------------------------
