@@ -382,6 +382,8 @@ CANONICAL = [
     json.dumps(json.loads(line(id="a")), separators=(",", ":")).encode(),
     json.dumps({"amount": 1.5, "type": "CALL", "customer": "c", "id": None, "time": "2026-01-31T22:15:04Z"}).encode(),
     envelope(),
+    envelope(source="/x", reverses="not here"),
+    line(reverses=None, reason="x"),
     envelope({"type": "CALL", "amount": "1", "currency": "EUR", "tags": [1, "x", True]}, extra={"time": "x"}),
 ]
 
@@ -395,6 +397,11 @@ def shaped_lines(draw: st.DrawFn) -> bytes:
     value["customer" if "customer" in value else "subject"] = draw(TEXTS)
     data["amount"] = draw(AMOUNTS)
     data["type"] = draw(st.sampled_from(["CALL", "DATA", "call"]))
+    for name in ("id", "source"):
+        if isinstance(value.get(name), str):
+            value[name] = draw(TEXTS | st.none() | st.just(5))
+    if data.get("reverses", ...) is None:
+        data["reverses"] = draw(st.none() | TEXTS)
     if "currency" in data:
         data["currency"] = draw(st.sampled_from(["EUR", "EUR", "USD"]))
     text = json.dumps(value, ensure_ascii=False, separators=draw(st.sampled_from([(", ", ": "), (",", ":")])))
@@ -411,6 +418,9 @@ SHAPES = [shape for raw in CANONICAL if (shape := shape_of(raw, keyed=True)) is 
 def test_every_canonical_line_teaches_a_shape() -> None:
     assert len(SHAPES) == len(CANONICAL)
     assert shape_of(line(customer="\\u0041"), keyed=True) is None
+    for raw in CANONICAL:
+        shape = shape_of(raw, keyed=False)
+        assert shape is not None and not {"id", "source"} & set(shape.names), "nobody asks for it"
 
 
 @settings(max_examples=60, deadline=None)
