@@ -99,8 +99,14 @@ class Arrival:
         return self.event.at_us, self.event.customer, self.event.type, self.event.amount_micros, self.reverses
 
 
-def count_once(arrivals: list[Arrival], window_us: int, before: list[Arrival]) -> None:
+def count_once(arrivals: list[Arrival], window_us: int, forgotten_us: int | None, before: list[Arrival]) -> None:
     """ADR 16, word for word and slowly: the events of one batch, behind those that counted `before`."""
+
+    def known(last: Arrival | None, one: Arrival) -> bool:
+        if last is None or one.arrived_us - last.arrived_us > window_us:
+            return False
+        return forgotten_us is None or last.arrived_us >= forgotten_us
+
     if not window_us:
         for one in arrivals:
             one.verdict = "reversal_unknown" if one.reverses else "counted"
@@ -108,12 +114,10 @@ def count_once(arrivals: list[Arrival], window_us: int, before: list[Arrival]) -
     for one in sorted(arrivals, key=lambda one: one.order):
         last = last_of(one.key, before)
         original = last_of(one.reverses, before)
-        if one.key and last and one.arrived_us - last.arrived_us <= window_us:
+        if last and known(last, one):
             one.first = last
             one.verdict = "duplicate" if last.values == one.values else "conflicting_duplicate"
-        elif one.reverses and (
-            not original or original.batch == one.batch or one.arrived_us - original.arrived_us > window_us
-        ):
+        elif one.reverses and (not original or original.batch == one.batch or not known(original, one)):
             one.verdict = "reversal_unknown"
         elif one.reverses and any(
             other.reverses == one.reverses
@@ -147,9 +151,11 @@ class Ledger:
         self.log = DirectoryLog(self.home.log_path)
         self.journal = FakeJournal()
         self.now = datetime(2026, 1, 10, tzinfo=UTC)
+        self.is_old = False  # a version that knew nothing of ids
         self.arrivals: list[Arrival] = []
         self._counted: list[Arrival] = []
         self._states: dict[str, PartitionState] = {}
+        self._forgotten_us: int | None = None
         self._watermark_us: int | None = None
         self._final_us: int | None = None
 
@@ -161,7 +167,7 @@ class Ledger:
         number = len(self.journal.records) + 1
         arrivals = [one for name, (first, last) in taken.items() for one in self._read(number, name, first, last)]
         well = [one for one in arrivals if one.event]
-        count_once(well, self.rules.dedupe_us, self._counted)
+        count_once(well, self.rules.dedupe_us, self._forgotten_us, self._counted)
         self.arrivals += arrivals
         reasons: Counter[str] = Counter()
         for one in arrivals:
@@ -191,6 +197,7 @@ class Ledger:
             arrived_us = read_segment(path).header.arrived_us
             self._states[partition] = PartitionState(last, max(latest, default=None), arrived_us, False)
         self._move_watermark(self.rules)
+        self._forget(self.rules.dedupe_us)
         known = [s.latest_us for s in self._states.values() if s.latest_us is not None]
         events = [one for one in well if one.verdict == "counted"]
         self.journal.records.append(
@@ -200,6 +207,7 @@ class Ledger:
                 watermark_us=self._watermark_us, final_us=self._final_us, newest_us=max(known, default=None), event_count=len(events),
                 sum_micros=str(sum(one.event.amount_micros for one in events if one.event)), entry_rows=len(events),
                 rejections=dict(reasons), input_bytes=0, rules=self.rules,
+                forgotten_us=self._forgotten_us,
                 duplicates=sum(one.verdict == "duplicate" for one in well),
                 without_id=sum(one.key is None for one in events) if self.rules.dedupe_us else 0,
             )
@@ -245,6 +253,14 @@ class Ledger:
             found = min(holding) - rules.out_of_orderness_us
             self._watermark_us = found if self._watermark_us is None else max(found, self._watermark_us)
             self._final_us = max(self._watermark_us - rules.allowed_lateness_us, self._final_us or -(2**62))
+
+    def _forget(self, window_us: int) -> None:
+        upto_us = min(s.arrived_us for s in self._states.values() if not s.idle) - window_us
+        if not window_us:
+            if self.is_old:
+                return
+            upto_us = max(s.arrived_us for s in self._states.values()) + 1
+        self._forgotten_us = upto_us if self._forgotten_us is None else max(upto_us, self._forgotten_us)
 
     def change(self, **rules: Any) -> None:
         """From the next batch on, other rules."""

@@ -138,14 +138,66 @@ def test_unbounded_never_ends_and_off_lets_every_event_count(tmp_path: Path) -> 
 
 
 def test_each_batch_has_the_window_of_its_own_rules(tmp_path: Path) -> None:
-    """What came while it was off is not remembered."""
-    ledger = Ledger(tmp_path, window="off")
-    for number, window_us in enumerate([0, 3600_000_000, 3600_000_000, 0, 3600_000_000, 1], start=1):
+    ledger = Ledger(tmp_path)
+    for number, window_us in enumerate([2_000_000, 2_000_000, 2_000_000, 999_999, 1_000_000], start=1):
         ledger.change(dedupe_us=window_us)
         ledger.arrive(at(10, second=number), event())
         ledger.batch(default=(number, number))
     check(ledger)
-    assert [one.verdict for one in ledger.arrivals] == [C, C, D, C, D, C]
+    assert [one.verdict for one in ledger.arrivals] == [C, D, D, C, D]
+
+
+def test_what_is_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    """However long the window is made later. At just the window it is still known."""
+    ledger = Ledger(tmp_path)
+    batches = [(1, event(), 2), (3, event("b"), 2), (4, event("b"), 2), (5, event(), 60), (6, event("b"), 60)]
+    for number, (second, raw, window) in enumerate(batches, start=1):
+        ledger.change(dedupe_us=window * 1_000_000)
+        ledger.arrive(at(10, second=second), raw)
+        ledger.batch(default=(number, number))
+    check(ledger)
+    assert [one.verdict for one in ledger.arrivals] == [C, C, D, C, D]
+    seconds = [
+        (record.forgotten_us or 0) // 1_000_000 - to_us(at(10)) // 1_000_000 for record in ledger.journal.records
+    ]
+    assert seconds == [-1, 1, 2, 2, 2]
+
+
+def test_what_came_before_it_was_off_is_forgotten_and_what_came_then_never_known(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, window="unbounded")
+    for number, window_us in enumerate([UNBOUNDED_US, UNBOUNDED_US, 0, UNBOUNDED_US, UNBOUNDED_US], start=1):
+        ledger.change(dedupe_us=window_us)
+        ledger.arrive(at(10, second=number), event())
+        ledger.batch(default=(number, number))
+    check(ledger)
+    assert [one.verdict for one in ledger.arrivals] == [C, D, C, C, D]
+
+
+def test_a_reversal_of_what_is_forgotten_is_unknown(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for number, (raw, window_us) in enumerate([(event(), 10**9), (event("b"), 0), (reversal(), 10**9)], start=1):
+        ledger.change(dedupe_us=window_us)
+        ledger.arrive(at(10, second=number), raw)
+        ledger.batch(default=(number, number))
+    check(ledger)
+    assert [one.verdict for one in ledger.arrivals] == [C, C, UNKNOWN]
+
+
+@pytest.mark.parametrize(("minutes", "verdict"), [(9, D), (11, C)])
+def test_a_partition_behind_the_others_keeps_what_it_may_repeat_until_it_is_idle(
+    tmp_path: Path, minutes: int, verdict: str
+) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.change(dedupe_us=1_000_000)
+    ledger.arrive(at(10), event(), partition="slow")
+    ledger.batch(slow=(1, 1))
+    ledger.arrive(at(10) + timedelta(minutes=minutes), event("b"), partition="fast")
+    ledger.batch(fast=(1, 1))
+    ledger.change(dedupe_us=UNBOUNDED_US)
+    ledger.arrive(at(11), event(), partition="slow")
+    ledger.batch(slow=(2, 2))
+    check(ledger)
+    assert ledger.arrivals[-1].verdict == verdict
 
 
 def test_within_a_batch_arrival_decides_then_partition_then_number_then_byte(tmp_path: Path) -> None:
@@ -485,6 +537,15 @@ def other_key(ledger: Ledger) -> None:
     ledger.journal.seen_rows[-1]["key_low"] += 1
 
 
+def wrongly_forgotten(ledger: Ledger) -> None:
+    records = ledger.journal.records
+    records[1] = msgspec.structs.replace(records[1], forgotten_us=(records[1].forgotten_us or 0) + 1)
+
+
+def not_forgotten(ledger: Ledger) -> None:
+    ledger.journal.records[1] = msgspec.structs.replace(ledger.journal.records[1], forgotten_us=None)
+
+
 def key_without_its_source(ledger: Ledger) -> None:
     ledger.journal.seen_rows[-1]["key_high"], ledger.journal.seen_rows[-1]["key_low"] = murmur(b"e", 0)
 
@@ -502,6 +563,8 @@ def key_without_its_source(ledger: Ledger) -> None:
         (counted_as_rejected, "the journal says that an event with an id was rejected there"),
         (duplicate_as_rejected, "the journal says that an event with an id was rejected there"),
         (other_key, "under a key that is not of the id 'e'"),
+        (wrongly_forgotten, "the journal says 2026-01-08T12:00:00.000001Z, the log says 2026-01-08T12:00:00.000000Z"),
+        (not_forgotten, "batch 2, the arrival before which ids are forgotten: the journal says nothing"),
         (key_without_its_source, "under a key that is not of the id 'e'"),
     ],
 )
@@ -544,8 +607,10 @@ def test_what_the_window_has_passed_may_be_forgotten(ledger: Ledger) -> None:
 
 def test_a_journal_of_an_earlier_version_remembers_nothing(tmp_path: Path) -> None:
     made = Ledger(tmp_path, window="off")
+    made.is_old = True
     made.arrive(at(10), event(), event(), event(...))
     made.batch(default=(1, 1))
+    assert made.journal.records[0].forgotten_us is None
     check(made)
     assert next(c for c in verify(made.home, made.journal).checks if c.name == "ids").note == "dedupe is off"
     made.change(dedupe_us=UNBOUNDED_US)

@@ -6,6 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition of the log after a batch."""
+
+    number: int  # of the last segment or message
+    arrived_us: int
+    idle: bool
+
+
 @dataclass(slots=True)
 class BatchFacts:
     """What one batch took from the log, counted again."""
@@ -29,5 +38,7 @@ class Recomputed:
     """
 
     facts: dict[int, BatchFacts] = field(default_factory=dict)
+    partitions: dict[int, dict[str, Partition]] = field(default_factory=dict)  # after each batch
+    forgotten_us: dict[int, int | None] = field(default_factory=dict)  # after each batch
     troubles: list[tuple[int, str]] = field(default_factory=list)  # batch, what is wrong
     numbers: int = 0  # of segments or messages

@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import duckdb
-import pyarrow as pa
 
 from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, shown
 from opentab.audit.facts import Recomputed
 from opentab.audit.murmur import murmur
-from opentab.audit.rows import to_table
+from opentab.events import UNBOUNDED_US
 from opentab.records import BatchRecord
 
 KEYS_SAMPLED = 1000
-NEVER_US = 2**62
 PLACE = ("batch", "partition", "number", "byte")
-SCHEMA_NEEDED = pa.schema([("batch", pa.int64()), ("from_us", pa.int64())])
 
 
 def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
     """Compare the rows of `journal_seen` with the tables of the recount.
 
-    1. every event with an id that counted has its row, unless its window has passed by now
+    1. every event with an id that counted has its row, unless it is forgotten by now
     2. every row that says so is of an event that counted, or of a duplicate in the same batch, and is there once
     3. a row of an event that did not count is of one that was rejected
     4. the keys of some rows are those of their ids
+    5. each batch says up to where it has forgotten
     """
     tally = Tally("ids")
+    _compare_forgotten(tally, batches, recount)
     if not any(record.rules.dedupe_us for record in batches):
         rows = count(con, "SELECT count(*) FROM journal_seen")
         if rows:
             tally.differ(f"the journal remembers {rows} ids, and every event counts")
         return tally.done("dedupe is off")
-    con.register("needed", to_table(_needed(batches, recount), SCHEMA_NEEDED))
+    forgotten_us = recount.forgotten_us[batches[-1].batch]
+    remembers = "true" if forgotten_us is None else f"arrived_us >= {forgotten_us}"
     con.execute(
-        """
+        f"""
         CREATE OR REPLACE TEMP VIEW remembered AS
         SELECT batch, partition, number, byte, arrived_us, id, source,
-            uncounted.row IS NULL AS counts, uncounted.row IS NULL AND arrived_us >= from_us AS needed
-        FROM keyed LEFT JOIN uncounted ON keyed.rowid = uncounted.row JOIN needed USING (batch)
+            uncounted.row IS NULL AS counts, uncounted.row IS NULL AND {remembers} AS needed
+        FROM keyed LEFT JOIN uncounted ON keyed.rowid = uncounted.row
         WHERE id IS NOT NULL AND (uncounted.row IS NULL OR (reason IS NULL AND first_batch = batch))
         """
     )
@@ -51,28 +51,19 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
     _compare_keys(con, tally)
     con.execute("DROP VIEW remembered")
     con.execute("DROP VIEW seen")
-    con.unregister("needed")
     del tally.samples[SAMPLES_MAX:]
     return tally.done()
 
 
-def _needed(batches: Sequence[BatchRecord], recount: Recomputed) -> list[tuple[int, int]]:
-    """By batch, the arrival from which on its events are within the window, after it and after each later one.
-
-    What was beyond it after any batch may be forgotten for good, also if the window was made longer since.
-    """
-    now_us = 0
-    passed: list[tuple[int, int]] = []
+def _compare_forgotten(tally: Tally, batches: Sequence[BatchRecord], recount: Recomputed) -> None:
     for record in batches:
-        now_us = max([now_us, *recount.facts[record.batch].arrived_us.values()])
-        window_us = record.rules.dedupe_us
-        passed.append((record.batch, now_us - window_us if window_us else NEVER_US))
-    needed: list[tuple[int, int]] = []
-    from_us = -NEVER_US
-    for batch, batch_from_us in reversed(passed):
-        from_us = max(from_us, batch_from_us)
-        needed.append((batch, from_us))
-    return needed
+        log_us, journal_us = recount.forgotten_us[record.batch], record.forgotten_us
+        # A window that never ends has its end before all time; that may be written as nothing.
+        if journal_us is not None and journal_us < -UNBOUNDED_US // 2:
+            journal_us = None
+        if journal_us != log_us:
+            what = f"batch {record.batch}, the arrival before which ids are forgotten"
+            tally.compare(what, journal=instant(journal_us), log=instant(log_us))
 
 
 def _compare_rows(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:

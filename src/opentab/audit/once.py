@@ -44,6 +44,13 @@ class KeyedEvent(NamedTuple):
         return self.at_us, self.customer, self.type, self.amount_micros, self.reverses
 
 
+class Memory(NamedTuple):
+    """What a batch knows of events that counted: how long, and not those that arrived before an instant."""
+
+    window_us: int
+    forgotten_us: int | None
+
+
 class Uncounted(NamedTuple):
     """An event that does not count: a duplicate, or rejected for a reason."""
 
@@ -65,33 +72,33 @@ class Once:
     def __init__(self) -> None:
         self._known: dict[Key, Known] = {}
 
-    def look(self, event: KeyedEvent, window_us: int) -> Uncounted | None:
+    def look(self, event: KeyedEvent, memory: Memory) -> Uncounted | None:
         """None if the event counts, which is then known; else what it is instead."""
         if event.id is not None:
-            first = self._within(window_us, event, (event.id, event.source))
+            first = self._recall(memory, event, (event.id, event.source))
             if first is not None:
                 same = first.event.values == event.values
                 return Uncounted(None if same else Reason.CONFLICTING_DUPLICATE, first.event.batch)
         if event.reverses is not None:
-            reason = self._take_back(event, (event.reverses, event.source), window_us)
+            reason = self._take_back(event, (event.reverses, event.source), memory)
             if reason is not None:
                 return Uncounted(reason, None)
         if event.id is not None:
             self._known[event.id, event.source] = Known(event)
         return None
 
-    def repeats(self, event: KeyedEvent, window_us: int) -> bool:
+    def repeats(self, event: KeyedEvent, memory: Memory) -> bool:
         """Whether an event with an id that was not rejected is a duplicate; if not, it counts and is then known."""
         key = (event.id or "", event.source)
-        first = self._within(window_us, event, key)
+        first = self._recall(memory, event, key)
         if first is not None and first.event.values == event.values:
             return True
         self._known[key] = Known(event)
         return False
 
-    def _take_back(self, event: KeyedEvent, key: Key, window_us: int) -> Reason | None:
+    def _take_back(self, event: KeyedEvent, key: Key, memory: Memory) -> Reason | None:
         """Take the event of the key back; or why that cannot be."""
-        original = self._within(window_us, event, key)
+        original = self._recall(memory, event, key)
         if original is None or original.event.batch >= event.batch:
             return Reason.REVERSAL_UNKNOWN
         if original.reversed:
@@ -102,10 +109,12 @@ class Once:
         original.reversed = True
         return None
 
-    def _within(self, window_us: int, event: KeyedEvent, key: Key) -> Known | None:
-        """The last event of the key that counted, unless the window behind it has passed."""
+    def _recall(self, memory: Memory, event: KeyedEvent, key: Key) -> Known | None:
+        """The last event of the key that counted, unless the window behind it has passed or it is forgotten."""
         known = self._known.get(key)
-        if known is None or event.arrived_us - known.event.arrived_us > window_us:
+        if known is None or event.arrived_us - known.event.arrived_us > memory.window_us:
+            return None
+        if memory.forgotten_us is not None and known.event.arrived_us < memory.forgotten_us:
             return None
         return known
 
@@ -119,8 +128,8 @@ def create_keyed(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def settle(con: duckdb.DuckDBPyConnection, windows_us: Mapping[int, int]) -> None:
-    """Make the table `uncounted` of `keyed`: row, reason (NULL: a duplicate), first_batch.
+def settle(con: duckdb.DuckDBPyConnection, memories: Mapping[int, Memory]) -> None:
+    """Make the table `uncounted` of `keyed`, by what each batch knew: row, reason (NULL: a duplicate), first_batch.
 
     1. the keys that reversals have or refer to: their events together, in the order of the log
     2. the other keys that come more than once: one after the other, so that memory holds one of them
@@ -141,14 +150,12 @@ def settle(con: duckdb.DuckDBPyConnection, windows_us: Mapping[int, int]) -> Non
     )
     together = "reverses IS NOT NULL OR (id IS NOT NULL AND key_hash IN (SELECT key_hash FROM tangled))"
     once = Once()
-    _keep(
-        con, ((row, once.look(event, windows_us[event.batch])) for _, row, event in _events(con, together, LOG_ORDER))
-    )
+    _keep(con, ((row, once.look(event, memories[event.batch])) for _, row, event in _events(con, together, LOG_ORDER)))
     alone = (
         "id IS NOT NULL AND key_hash IN (SELECT key_hash FROM repeated)"
         " AND key_hash NOT IN (SELECT key_hash FROM tangled)"
     )
-    _keep(con, _each_key(_events(con, alone, f"key_hash, {LOG_ORDER}"), windows_us))
+    _keep(con, _each_key(_events(con, alone, f"key_hash, {LOG_ORDER}"), memories))
     con.execute("DROP TABLE tangled")
     con.execute("DROP TABLE repeated")
 
@@ -168,12 +175,12 @@ def _events(con: duckdb.DuckDBPyConnection, which: str, order: str) -> Iterator[
 
 
 def _each_key(
-    events: Iterable[tuple[int, int, KeyedEvent]], windows_us: Mapping[int, int]
+    events: Iterable[tuple[int, int, KeyedEvent]], memories: Mapping[int, Memory]
 ) -> Iterator[tuple[int, Uncounted | None]]:
     for _, same_hash in groupby(events, key=itemgetter(0)):
         once = Once()
         for _, row, event in same_hash:
-            yield row, once.look(event, windows_us[event.batch])
+            yield row, once.look(event, memories[event.batch])
 
 
 def _keep(con: duckdb.DuckDBPyConnection, verdicts: Iterable[tuple[int, Uncounted | None]]) -> None:

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from opentab.audit.days import DAY_US, Days
 from opentab.audit.facts import BatchFacts, Recomputed
-from opentab.audit.once import create_keyed, settle
+from opentab.audit.forgotten import forgotten_after, partitions_after
+from opentab.audit.once import Memory, create_keyed, settle
 from opentab.audit.raw import RawLines, RawLog
 from opentab.audit.refused import Refused, create_refused, insert_refused, refuse_keyed
 from opentab.audit.rows import to_table
@@ -92,7 +93,9 @@ def recompute(
         if progress:
             progress(done, len(batches))
     counter.flush()
-    settle(con, {record.batch: record.rules.dedupe_us for record in batches})
+    result.partitions = partitions_after(batches, result.facts, log)
+    result.forgotten_us = forgotten_after(batches, result.partitions)
+    settle(con, {r.batch: Memory(r.rules.dedupe_us, result.forgotten_us.get(r.batch - 1)) for r in batches})
     _sum_keyed(con, result)
     refuse_keyed(con, log, batches, result)
     return result

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
 from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
-from opentab.audit.once import KeyedEvent, Once
+from opentab.audit.once import KeyedEvent, Memory, Once
 from opentab.audit.raw import RawLines, RawLog, open_raw
 from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
@@ -79,6 +79,7 @@ class Trace:
     _batches: list[BatchRecord]  # all that added to the months that are billed here
     _billed: dict[tuple[int, int], bool]  # (batch, own month): the month is billed here, as an adjustment?
     _rejected: set[tuple[int, str]]  # (batch, place) of events that decode well
+    _memories: dict[int, Memory]
 
     @property
     def amount_micros(self) -> int:
@@ -102,7 +103,7 @@ class Trace:
                 for piece in self._log.pieces(first, last)
                 for one in self._found_in(self._log.read(partition, *piece), record)
             ]
-            repeats = _repeats(found, once, record.rules.dedupe_us)
+            repeats = _repeats(found, once, self._memories[record.batch])
             for index, one in enumerate(found):
                 month = month_of_day(one.event.day)
                 adjustment = self._billed.get((record.batch, month))
@@ -153,14 +154,14 @@ class _Found:
     raw: bytes
 
 
-def _repeats(found: Sequence[_Found], once: Once, window_us: int) -> set[int]:
+def _repeats(found: Sequence[_Found], once: Once, memory: Memory) -> set[int]:
     """Which of a batch's events repeat one that counted."""
     repeats: set[int] = set()
-    if not window_us:
+    if not memory.window_us:
         return repeats
     for index in sorted(range(len(found)), key=lambda index: found[index].order):
         one = found[index]
-        if one.event.id is not None and once.repeats(_keyed(one), window_us):
+        if one.event.id is not None and once.repeats(_keyed(one), memory):
             repeats.add(index)
     return repeats
 
@@ -198,7 +199,11 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
         lines.append(TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us))
     months = {own_month for _, own_month in billed}
     concerned = [records[batch] for batch in sorted(batch for batch in batches if batches[batch] & months)]
-    return Trace(period, customer, lines, open_raw(home), concerned, billed, _rejected(journal))
+    memories = {}
+    for batch, record in records.items():
+        before = records.get(batch - 1)
+        memories[batch] = Memory(record.rules.dedupe_us, before.forgotten_us if before else None)
+    return Trace(period, customer, lines, open_raw(home), concerned, billed, _rejected(journal), memories)
 
 
 def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) -> TracedInvoice:

@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -92,7 +91,7 @@ def verify(
             _check_entries(con),
             _check_rejections(con),
             check_ids(con, batches, recount),
-            _check_watermarks(batches, recount, log, marks),
+            _check_watermarks(batches, recount, marks),
         ]
         billed = bill(con, batches, marks, entries="recounted", name="log_bills")
         checks.append(_check_totals(con, batches))
@@ -266,40 +265,29 @@ def _check_rejections(con: duckdb.DuckDBPyConnection) -> Check:
     return tally.done()
 
 
-def _check_watermarks(
-    batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, marks: dict[int, Mark]
-) -> Check:
+def _check_watermarks(batches: Sequence[BatchRecord], recount: Recomputed, marks: dict[int, Mark]) -> Check:
     """Recompute the watermark after each batch into `marks`, and compare."""
     tally = Tally("watermarks", compared=len(batches))
-    states: dict[str, PartitionState] = {}
+    latest_us: dict[str, int] = {}
     watermark_us: int | None = None
     final_us: int | None = None
-    now_us: int | None = None  # the latest arrival so far: the log's own clock
-    arrived_us = cache(log.arrived_us)
+    now_us = 0  # the latest arrival so far
     for record in batches:
         facts = recount.facts[record.batch]
-        for partition, (_, last) in record.taken.items():
-            old = states.get(partition)
-            arrived = facts.arrived_us.get(partition)
-            now_us = _later(now_us, arrived)
-            states[partition] = PartitionState(
-                segment=last,
-                latest_us=_later(old.latest_us if old else None, facts.latest_us.get(partition)),
-                arrived_us=arrived if arrived is not None else (old.arrived_us if old else 0),
-                idle=False,
-            )
-        for partition, state in states.items():
-            silent = now_us is not None and now_us - state.arrived_us > record.rules.idle_after_us
-            following = arrived_us(partition, state.segment + 1) if silent else None
-            idle = silent and (following is None or (now_us is not None and following > now_us))
-            states[partition] = PartitionState(state.segment, state.latest_us, state.arrived_us, idle)
+        now_us = max([now_us, *facts.arrived_us.values()])
+        for name, at_us in facts.latest_us.items():
+            latest_us[name] = max(at_us, latest_us.get(name, at_us))
+        states = {
+            name: PartitionState(partition.number, latest_us.get(name), partition.arrived_us, partition.idle)
+            for name, partition in recount.partitions[record.batch].items()
+        }
         holding = [s.latest_us for s in states.values() if s.latest_us is not None and not s.idle]
         if holding:
             reached_us = min(holding) - record.rules.out_of_orderness_us
             watermark_us = _later(watermark_us, max(reached_us, FIRST_DAY * DAY_US))
         if record.clock_us is not None:
             # A batch of the clock: no events, later than all that had arrived.
-            if record.taken or record.clock_us < (now_us or 0):
+            if record.taken or record.clock_us < now_us:
                 tally.differ(f"batch {record.batch} was moved by the clock while events came")
             watermark_us = _later(watermark_us, record.clock_us - record.rules.out_of_orderness_us)
         if watermark_us is not None:
