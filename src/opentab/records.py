@@ -38,8 +38,8 @@ REJECTION = pa.schema(
     ]
 )
 
-# An event with an id: the key that tells it from others (128 bits, two words), and where it stands in the log. Files are
-# sorted by the key. `payload` tells its values from others' (64 bits); 0 says that it was rejected and did not count.
+# An event with an id: the key that tells it from others (128 bits in two words), and where it stands in the log. Files
+# are sorted by the key. `payload` tells its values from others' (64 bits); 0: it was rejected and did not count.
 SEEN = pa.schema(
     [
         pa.field("batch", pa.int64(), nullable=False),

@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.ledger.files import StagedFile, read_parquet, stage
+from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
 from opentab.ledger.table import (
     TABLE_CONFIGURATION,
     add_action,
@@ -149,6 +150,14 @@ class Journal:
         """The rejections of the batches behind `after`, up to `upto`."""
         return self._dataset("rejection", after, upto)
 
+    def seen(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
+        """The events with an id of the batches behind `after`, as far as they are not forgotten."""
+        return self._dataset("seen", after, upto)
+
+    def runs(self) -> list[Run]:
+        """The runs of what was seen."""
+        return [Run(file["path"], file["num_records"]) for file in self._of_kind("seen")]
+
     def batch_rows(self) -> ds.Dataset:
         """The batches' own rows, for SQL."""
         return self._dataset("batch", 0, None)
@@ -208,9 +217,10 @@ class Journal:
         actions: list[AddAction | RemoveAction] = []
         merged = 0
         for kind in KINDS:
-            for chosen in _merges(journal._of_kind(kind), files_max):
+            files = journal._of_kind(kind)
+            for chosen in tiers_to_merge(files) if kind == "seen" else _merges(files, files_max):
                 crash.moment("compacting")
-                actions += [journal._merged(kind, chosen, run=run), *map(remove_action, chosen)]
+                actions += [*journal._merged(kind, chosen, run=run), *map(remove_action, chosen)]
                 merged += len(chosen)
         if not actions:
             return 0
@@ -251,11 +261,15 @@ class Journal:
             return False
         return any(other.run != record.run for other in found)
 
-    def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> AddAction:
+    def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> list[AddAction]:
+        if kind == "seen":
+            last = self.last()
+            merged = merged_runs(self.root, chosen, run=run, forgotten_us=last.forgotten_us if last else None)
+            return [add_action(merged, new=False)] if merged else []
         tables = [read_parquet(self.root / f["path"]) for f in chosen]
         table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
-        return add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)
+        return [add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)]
 
     def _run_of(self, batch: int) -> str:
         return self.batches(after=batch - 1, upto=batch)[0].run

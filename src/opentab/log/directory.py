@@ -147,6 +147,14 @@ class DirectoryLog:
         except FileNotFoundError:
             return read_segment(self.path_of(partition, number))
 
+    def line(self, partition: str, number: int, byte: int) -> bytes:
+        """The line that begins at a byte of a segment, without its end."""
+        for _ in range(2):  # it may be archived between the look and the read
+            with suppress(FileNotFoundError), self.path_of(partition, number).open("rb") as file:
+                file.seek(byte)
+                return file.readline().removesuffix(b"\n")
+        raise LogError(f"segment {number} of log partition {partition!r} is gone from {self.path}")
+
     def header(self, partition: str, number: int) -> SegmentHeader:
         return read_header(self.path_of(partition, number))
 

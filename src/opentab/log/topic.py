@@ -134,6 +134,13 @@ class Topic:
             raise self._trouble(error) from error
         return found
 
+    def line(self, partition: int, offset: int) -> bytes:
+        """The message at an offset."""
+        found = self.read({partition: (offset, offset + 1)})[partition]
+        if not found:
+            raise LogError(f"message {offset} of partition {partition} is gone from {self}")
+        return found[0].value
+
     def arrived_us(self, partition: int, offset: int) -> int | None:
         """When the message at an offset, or the next one there is, arrived; None if there is none yet."""
         end = self.next_offsets().get(partition, 0)

@@ -112,6 +112,8 @@ class LedgerCollector:
         yield gauge("batch_entries", "Entries of the last batch", record.entry_rows)
         yield counter("batches", "Batches that were billed", meta.position)
         yield counter("events", "Events that were billed", meta.events)
+        yield counter("duplicates", "Repeats of events that had counted", meta.duplicates)
+        yield counter("events_without_id", "Events that cannot be told from their repeats", meta.without_id)
         yield counter("input_bytes", "Bytes of the log that were read", meta.input_bytes)
         rejected = CounterMetricFamily("opentab_rejections", "Inputs that could not be billed", labels=["reason"])
         for reason, count in sorted(meta.rejections.items()):

@@ -235,6 +235,7 @@ class Batch(Shape):
     committed_at: Instant
     events: Count
     late_events: Annotated[Count, Field(description="of months that were closed when they came")]
+    duplicates: Annotated[Count, Field(description="repeats of events that had counted; they did not count again")]
     rejections: Count
     input_bytes: Count
     files: Count
@@ -277,6 +278,8 @@ class Overview(Answer):
     batch: Annotated[Batch | None, Field(description="the last one")]
     events: Count
     late_events: Count
+    duplicates: Annotated[Count, Field(description="repeats of events that had counted; they did not count again")]
+    without_id: Annotated[Count, Field(description="events that cannot be told from their repeats")]
     rejections: dict[str, Count]
     input_bytes: Count
     fold_ms: Annotated[float | None, Field(description="what the replica's last step took")]
