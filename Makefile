@@ -29,7 +29,7 @@ format: setup  ## format the code and mend what lint can mend
 
 bench:  ## measure all that opentab bench can, for an hour or so; installs wrk and Redis where they are missing
 	@scripts/setup bench
-	@for verb in ingest closing reads freshness replica; do \
+	@for verb in ingest closing dedupe reads freshness replica; do \
 	  echo "opentab bench $$verb"; $(BIN)/opentab bench $$verb || exit; done
 
 screenshots: setup  ## take the pictures of the page that the README shows

@@ -858,6 +858,23 @@ def bench_reads_command(workers: tuple[int, ...], **options: Any) -> None:
     _print_figures(bench_reads, workers=tuple(sorted(set(workers))) or (1, 2), **options)
 
 
+@bench.command("dedupe")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="with an id each")
+@click.option("--remembered", multiple=True, type=int, help="ids known before; again for more [0, 10000000, 50000000]")
+@click.option(
+    "--share", "shares", multiple=True, type=float, help="of events that come twice; again for more [0, 0.01, 0.2]"
+)
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each pair of runs")
+@click.option("--peer/--no-peer", default=True, show_default=True, help="measure Spark's own operator, too")
+@figures_to
+def bench_dedupe_command(remembered: tuple[int, ...], shares: tuple[float, ...], **options: Any) -> None:
+    """What counting every event once costs, beside letting all count, and beside Spark's own way."""
+    from opentab.lab.dedupe_bench import bench_dedupe
+
+    known = tuple(sorted(remembered)) or (0, 10_000_000, 50_000_000)
+    _print_figures(bench_dedupe, remembered=known, shares=tuple(sorted(shares)) or (0.0, 0.01, 0.2), **options)
+
+
 @bench.command("freshness")
 @click.option("--seconds", default=60, show_default=True, type=SOME, help="behind the warm-up")
 @click.option("--rate", default=1_000, show_default=True, type=SOME, help="events a second that are sent")
