@@ -72,7 +72,7 @@ class Daemon:
     def check(self) -> None:
         """Raise if it has ended."""
         if not self.runs:
-            raise MachineError(f"{self.name} ended: {self._last_words()}", hint=f"see {self.log_path}")
+            raise MachineError(f"{self.name} ended: {self.last_words()}", hint=f"see {self.log_path}")
 
     def wait(self) -> int:
         """Wait until it ends by itself; its exit code."""
@@ -98,7 +98,7 @@ class Daemon:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a word"
 
