@@ -8,22 +8,33 @@ from opentab import config
 from opentab.config import Home
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
+from opentab.log.directory import Waiting
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.job import Job
-from opentab.pipeline.task import Order, Report, bill_names
+from opentab.pipeline.segments import DirectorySource, SegmentPortion, bill_names, place_of
+from opentab.pipeline.source import open_source
+from opentab.pipeline.task import Order, Report
 from opentab.records import BatchRecord
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
-class SegmentFrame:
+class SegmentFrame(SegmentPortion):
     """Stands in for Spark: the same task function on the same names, in this process."""
 
-    def __init__(self, names: list[str], tasks: int) -> None:
+    def __init__(self, job: Job, names: list[str], tasks: int) -> None:
+        log = log_of(job)
+        super().__init__(log, [Waiting(place_of(name)[1], name, 0, 0) for name in names], job.positions)
+        self.path = log.path
         self.shares = [names[i::tasks] for i in range(tasks)]
 
-    def bill(self, order: Order) -> list[Report]:
-        return [bill_names(share, order) for share in self.shares if share]
+    def bill(self, spark: object, order: Order) -> list[Report]:
+        return [bill_names(self.path, share, order) for share in self.shares if share]
+
+
+def log_of(job: Job) -> DirectoryLog:
+    assert isinstance(job.source, DirectorySource)
+    return job.source.log
 
 
 def new_home(path: Path, settings: str = SETTINGS) -> Home:
@@ -34,11 +45,8 @@ def new_home(path: Path, settings: str = SETTINGS) -> Home:
 
 def open_job(home: Home, run: str) -> Job:
     """What a start of the pipeline does before the stream."""
-    log = DirectoryLog(home.log_path)
-    log.create()
-    job = Job(home, Journal.create(home.ledger_path, home.identity), log, run=run)
-    log.restore(job.positions)
-    log.archive_upto(job.positions)
+    job = Job(home, Journal.create(home.ledger_path, home.identity), open_source(home), run=run)
+    job.source.open(job.positions)
     return job
 
 
@@ -54,8 +62,8 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
     Producer(DirectoryLog(home.log_path), partition).append(body)
     job = open_job(home, "run")
     job.ends_once = lambda positions: revise
-    unread = job.log.unread(job.positions)
-    record = job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))
+    unread = log_of(job).unread(job.positions)
+    record = job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1_000), 1))
     assert record is not None
     if close:
         Closer(home, run="run").close_due(job.journal)
@@ -65,5 +73,5 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
 def bill_waiting(home: Home) -> None:
     """Bill what lies in the log, batch after batch."""
     job = open_job(home, "run")
-    while unread := job.log.unread(job.positions):
-        job.bill(SegmentFrame(names_of(job.log, unread, 1_000), 1))
+    while unread := log_of(job).unread(job.positions):
+        job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1_000), 1))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from opentab import config
 from opentab.audit import Report, trace, verify
 from opentab.audit.days import DAY_US, LAST_DAY, Days, month_of_day, month_of_period, period_of_month
-from opentab.audit.raw import RawLog
+from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
 from opentab.audit.wire import Counted, NotJsonError, decide, is_input, read
@@ -910,7 +910,7 @@ def test_a_shape_is_used(tmp_path: Path) -> None:
     made.arrive(at(31, 23), *(line(customer=f"c{i}") for i in range(1000)))
     made.batch(default=(1, 1))
     with duckdb.connect() as con:
-        recompute(con, RawLog(made.home.log_path), made.journal.records)
+        recompute(con, RawDirectory(made.home.log_path), made.journal.records)
         assert con.execute("SELECT count(*) FROM counted").fetchone() == (1000,)
 
 

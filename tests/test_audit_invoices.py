@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgers import SegmentFrame, names_of, open_job
+from ledgers import SegmentFrame, log_of, names_of, open_job
 from opentab import config, money
 from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
@@ -54,14 +54,14 @@ class Books:
 
     def append(self, *lines: str, partition: str = "default", minutes: int = 1) -> None:
         self.now += timedelta(minutes=minutes)
-        Producer(self.job.log, partition, clock=lambda: self.now).append("\n".join(lines).encode())
+        Producer(log_of(self.job), partition, clock=lambda: self.now).append("\n".join(lines).encode())
 
     def bill(self, *lines: str) -> int:
         """Bill what is waiting as one batch, with some lines more."""
         if lines:
             self.append(*lines)
-        unread = self.job.log.unread(self.job.positions)
-        self.job.bill(SegmentFrame(names_of(self.job.log, unread, 100), 1))
+        unread = log_of(self.job).unread(self.job.positions)
+        self.job.bill(SegmentFrame(self.job, names_of(log_of(self.job), unread, 100), 1))
         return self.job.journal.position
 
     def close(self) -> None:

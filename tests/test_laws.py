@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgers import SegmentFrame, names_of, new_home, open_job
+from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
 from opentab import config, crash
 from opentab.audit import verify
 from opentab.config import Home
@@ -28,7 +28,7 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
 from opentab.periods import to_us
-from opentab.pipeline.job import OutOfTurn
+from opentab.pipeline.source import OutOfTurn
 from opentab.records import BatchRecord
 from product import event
 
@@ -69,7 +69,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
     job = open_job(home, f"run{run}")
     pending = [*script, *[Step(3, 2, None)] * 100]
     for step in pending:
-        unread = job.log.unread(job.positions)
+        unread = log_of(job).unread(job.positions)
         if not unread:
             return
 
@@ -80,7 +80,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
         with monkeypatch.context() as patched:
             patched.setattr(crash, "moment", moment)
             try:
-                job.bill(SegmentFrame(names_of(job.log, unread, step.segments), step.tasks))
+                job.bill(SegmentFrame(job, names_of(log_of(job), unread, step.segments), step.tasks))
                 job.journal.compact(run=job.run, files_max=3)
                 balances.write_snapshot(job.journal, home.calendar)
             except Crash:
@@ -150,10 +150,12 @@ def test_any_order_split_and_crash_gives_the_events(
         for partition, numbers in {p: range(1, n + 1) for p, n in _last(records).items()}.items():
             for number in numbers:
                 source = log.path_of(partition, number)
-                (job.log.incoming_path(partition, number)).write_bytes(source.read_bytes())
+                (log_of(job).incoming_path(partition, number)).write_bytes(source.read_bytes())
         for record in records:
-            names = [job.log.incoming_path(p, n).name for p, (a, b) in record.taken.items() for n in range(a, b + 1)]
-            replayed = job.bill(SegmentFrame(names, 1))
+            names = [
+                log_of(job).incoming_path(p, n).name for p, (a, b) in record.taken.items() for n in range(a, b + 1)
+            ]
+            replayed = job.bill(SegmentFrame(job, names, 1))
             assert replayed is not None
             assert facts(replayed) == facts(record)
         assert entry_sums(again) == entry_sums(home)
@@ -166,10 +168,10 @@ def _last(records: list[BatchRecord]) -> dict[str, int]:
 def test_two_writers_of_one_batch(home: Home, append: Callable[..., int]) -> None:
     append(event())
     first, second = open_job(home, "first"), open_job(home, "second")
-    names = names_of(first.log, first.log.unread({}), 1)
-    assert first.bill(SegmentFrame(names, 1)) is not None
+    names = names_of(log_of(first), log_of(first).unread({}), 1)
+    assert first.bill(SegmentFrame(first, names, 1)) is not None
     with pytest.raises(Fenced, match="another pipeline has taken over"):
-        second.bill(SegmentFrame(names, 1))
+        second.bill(SegmentFrame(second, names, 1))
     assert sum(count for _, count in entry_sums(home).values()) == 1
 
 
@@ -177,7 +179,7 @@ def test_two_compactions_of_the_same_files(home: Home, append: Callable[..., int
     job = open_job(home, "run")
     for _ in range(4):
         append(event())
-        assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None
+        assert job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread(job.positions), 1), 1)) is not None
     before = entry_sums(home)
     real = Journal._merged
     raced = False
@@ -201,19 +203,19 @@ def test_segments_out_of_turn_are_asked_for_again_and_lost_ones_are_named(
     for _ in range(3):
         append(event())
     job = open_job(home, "run")
-    name = job.log.incoming_path("default", 2).name
+    name = log_of(job).incoming_path("default", 2).name
     with pytest.raises(OutOfTurn):
-        job.bill(SegmentFrame([name], 1))
-    job.log.incoming_path("default", 1).unlink()
+        job.bill(SegmentFrame(job, [name], 1))
+    log_of(job).incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):
-        job.bill(SegmentFrame([name], 1))
+        job.bill(SegmentFrame(job, [name], 1))
 
 
 def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home, append: Callable[..., int]) -> None:
     def bill(*lines: str) -> None:
         append(*lines)
         current = open_job(config.load(home.path), "run")
-        current.bill(SegmentFrame(names_of(current.log, current.log.unread(current.positions), 1), 1))
+        current.bill(SegmentFrame(current, names_of(log_of(current), log_of(current).unread(current.positions), 1), 1))
         balances.write_snapshot(current.journal, home.calendar)
 
     home.path.mkdir(exist_ok=True)
@@ -231,7 +233,7 @@ def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home,
 def test_an_event_of_the_year_one_breaks_nothing(home: Home, append: Callable[..., int]) -> None:
     append(event(time="0001-01-01T00:00:00Z"))
     job = open_job(home, "run")
-    job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1))
+    job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread({}), 1), 1))
     (total,) = customer_totals(job.journal, home.calendar)
     assert (total.period, total.amount_micros) == ("0001-01", 1_000_000)
 
@@ -240,7 +242,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     append(event("ann", "5.00", "2026-01-10T00:00:00Z"))
     job = open_job(home, "run")
     assert job.tick(0) is None, "nothing is known yet"
-    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread({}), 1), 1)) is not None
+    assert job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread({}), 1), 1)) is not None
     assert job.tick(to_us(datetime(2026, 2, 2, tzinfo=UTC))) is None, "a clock behind a producer's tells nothing"
     now_us = to_us(datetime.now(UTC))
     ticked = job.tick(now_us)
@@ -249,7 +251,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     assert ticked.watermark_us == now_us - home.rules.out_of_orderness_us
     append(event("ann", "1.00", "2026-01-11T00:00:00Z"))
     assert job.tick(now_us) is None, "unread data is never overtaken by the clock"
-    assert job.bill(SegmentFrame(names_of(job.log, job.log.unread(job.positions), 1), 1)) is not None
+    assert job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread(job.positions), 1), 1)) is not None
     totals = {t.period: t for t in customer_totals(job.journal, home.calendar)}
     assert (totals["2026-01"].status, totals["2026-01"].amount_micros) == ("final", 5_000_000)
     (adjusted,) = [t for p, t in totals.items() if p != "2026-01"]

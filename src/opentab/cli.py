@@ -95,6 +95,17 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_home
 
 
+def at_log(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the option --log name another log than the home's settings do."""
+
+    @click.option("--log", "log_uri", metavar="URI", help="the log, in place of log.uri")
+    @wraps(command)
+    def with_log(home: Home, *args: Any, log_uri: str | None, **options: Any) -> Any:
+        return command(home if log_uri is None else home.with_setting("log.uri", log_uri), *args, **options)
+
+    return with_log
+
+
 @commands.command()
 @at_home
 def init(home: Home) -> None:
@@ -124,11 +135,12 @@ def doctor(home: Home) -> int:
 
 @commands.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--partition", default="default", show_default=True, metavar="NAME", help="of the log")
+@click.option("--partition", metavar="NAME", help='of the log ["default"; on Kafka the customer decides]')
 @at_home
-def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
+@at_log
+def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
     """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
-    from opentab.log.directory import DirectoryLog, Producer
+    from opentab.log import open_producer
     from opentab.log.ingest import file_chunks, stream_chunks
     from opentab.log.ingest import ingest as append
 
@@ -137,7 +149,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
             raise InputError(f"{file} cannot be read", hint="nothing was ingested")
         if file.is_dir():
             raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
-    producer = Producer(DirectoryLog(home.log_path), partition)
+    producer = open_producer(home, partition)
     lines_max = home["pipeline.batch_events_max"]
     total = 0
     for file in files or (Path("-"),):
@@ -146,7 +158,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
             continue
         with file.open("rb") as handle, _bar(file.stat().st_size, str(file)) as advance:
             total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
-    sys.stderr.write(f"{total:,} lines are in the log, partition {partition}\n")
+    sys.stderr.write(f"{total:,} lines are in the log, partition {producer.partition}\n")
 
 
 @commands.command()
@@ -169,6 +181,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str) -> None:
 @click.option("--until-final", is_flag=True, help="let time pass behind the last month, until all of it is final")
 @click.option("--out", type=click.File("wb"), metavar="FILE", help="write JSON lines there instead of the log")
 @at_home
+@at_log
 def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
     """The simulated telecom: events whose monthly bill per customer is known beforehand."""
     from opentab.lab.generator import Plan, write_lines
@@ -233,14 +246,16 @@ def _duration_option(name: str, text: str | None) -> timedelta:
 @commands.command()
 @click.option("--once", is_flag=True, help="take all that is in the log and stop")
 @click.option("--take-over", is_flag=True, help="start in spite of another pipeline's lock, and fence it")
+@click.option("--accept-loss", is_flag=True, help="go on without the events that a Kafka topic has lost")
 @at_home
-def run(home: Home, once: bool, take_over: bool) -> None:
+@at_log
+def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
     from opentab.pipeline.run import Pipeline
 
     line = terminal.LiveLine()
     watch = _Watch(line)
-    pipeline = Pipeline(home, once=once, take_over=take_over, watch=watch.show)
+    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: pipeline.stop())
     line.show("starting Spark …", time.monotonic())
@@ -277,7 +292,7 @@ def describe(progress: Progress, rate: float) -> str:
     if record is None:
         return "no batches yet"
     watermark = format_us(record.watermark_us) or "none"
-    behind = f"{progress.unread_segments:,} segments behind" if progress.unread_segments else "caught up"
+    behind = f"{progress.unread:,} {progress.unit} behind" if progress.unread else "caught up"
     return (
         f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
         f"{progress.rejections:,} rejected  {behind}"
@@ -436,6 +451,7 @@ def _shortened(value: Any) -> str:
 @click.option("--follow/--no-follow", default=True, show_default=True, help="go on as events arrive")
 @click.option("--raw", is_flag=True, help="the bytes as they came")
 @at_home
+@at_log
 def tail(home: Home, lines: int, follow: bool, raw: bool) -> None:
     """The events as readable lines, as they arrive."""
     from opentab.tail import follow_log, readable
@@ -476,6 +492,7 @@ def sql(home: Home, query: str, format_: str) -> None:
 )
 @click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @at_home
+@at_log
 def verify(home: Home, expected: bool, format_: str) -> int:
     """The independent audit: everything recomputed from the raw log, and compared."""
     return _verify(home, expected=expected, format_=format_)
@@ -558,6 +575,7 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
 @click.option("--events", is_flag=True, help="every raw event with its place in the log, not only the batches")
 @click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
 @at_home
+@at_log
 def trace(home: Home, period: str, customer: str, revision: int | None, events: bool, format_: str) -> int:
     """The batches and log places that a customer's cents of a period came from."""
     from opentab.audit import NoInvoices, invoice_of
@@ -690,6 +708,7 @@ def demo(port: int, home_dir: str | None, **options: Any) -> int:
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="certificate chain, PEM [server.tls_cert]")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="its private key, PEM [server.tls_key]")
 @at_home
+@at_log
 def serve(
     home: Home, host: str | None, port: int | None, workers: int | None, tls_cert: Path | None, tls_key: Path | None
 ) -> None:

@@ -7,13 +7,14 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from opentab.errors import ConfigError
 from opentab.events import Rules
+from opentab.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
 from opentab.periods import Calendar
 
 FILE_NAME = "opentab.toml"
@@ -139,6 +140,28 @@ def _all_or_count(setting: Setting, value: Any) -> int | None:
     return value
 
 
+def _protocol(setting: Setting, value: Any) -> str:
+    if value not in PROTOCOLS:
+        raise setting.wrong(value, f"one of {', '.join(PROTOCOLS)}")
+    return str(value)
+
+
+def _mechanism(setting: Setting, value: Any) -> str:
+    if value not in MECHANISMS:
+        raise setting.wrong(value, f"one of {', '.join(MECHANISMS)}")
+    return str(value)
+
+
+def _log_uri(setting: Setting, value: Any) -> str:
+    uri = _text(setting, value)
+    if uri.startswith("kafka:") and not URI.fullmatch(uri):
+        raise ConfigError(
+            f"{setting.name} = {uri!r} names no Kafka topic",
+            hint="write kafka://broker:9092/topic, or kafka://one:9092,two:9092/topic",
+        )
+    return uri
+
+
 def _port(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 0 <= value < 65536:
         raise setting.wrong(value, "a port number from 0 to 65535")
@@ -173,7 +196,24 @@ SETTINGS = [
         "billing", "dedupe_window", '"7d"', _dedupe_window,
         'a duration, "unbounded" or "off"; not applied yet: every event counts',
     ),
-    Setting("log", "uri", '"log"', _text, "a directory, relative to the home"),
+    Setting("log", "uri", '"log"', _log_uri, "a directory, relative to the home, or kafka://broker:9092/topic"),
+    Setting("kafka", "partitions", "4", _count, "of a topic that opentab makes"),
+    Setting("kafka", "replication", "0", _count_or_none, "copies of a topic that opentab makes; 0: as the brokers do"),
+    Setting("kafka", "rejections_topic", '""', _text_or_nothing, "a topic that rejections are published to, too"),
+    Setting("kafka", "security_protocol", '"PLAINTEXT"', _protocol, f"one of {', '.join(PROTOCOLS)}"),
+    Setting("kafka", "sasl_mechanism", '"PLAIN"', _mechanism, f"one of {', '.join(MECHANISMS)}"),
+    Setting("kafka", "sasl_username", '""', _text_or_nothing, ""),
+    Setting(
+        "kafka", "sasl_password_file", '""', _text_or_nothing,
+        "relative to the home; or OPENTAB_KAFKA_PASSWORD in the environment",
+    ),
+    Setting("kafka", "tls_ca", '""', _text_or_nothing, "who signed the brokers' certificates (PEM)"),
+    Setting("kafka", "tls_cert", '""', _text_or_nothing, "our certificate chain (PEM), where the brokers ask for one"),
+    Setting("kafka", "tls_key", '""', _text_or_nothing, "its private key (PEM)"),
+    Setting(
+        "kafka", "connector", '"org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"', _text,
+        "Spark's Kafka source, fetched when the pipeline starts on Kafka",
+    ),
     Setting(
         "pipeline", "batch_events_max", "2000000", _count,
         "a batch takes about so many events at most, and at least one segment: a backlog needs no more memory",
@@ -220,7 +260,7 @@ SETTINGS = [
     Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
     Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
 ]  # fmt: skip
-SECTIONS = ("billing", "log", "pipeline", "ledger", "invoices", "server", "spark")
+SECTIONS = ("billing", "log", "kafka", "pipeline", "ledger", "invoices", "server", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"
 
 
@@ -231,13 +271,42 @@ class Home:
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
+    kafka_more: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by the names of TABLES
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    def with_setting(self, name: str, value: Any) -> Home:
+        """The same home with another value of a setting, checked like one in opentab.toml."""
+        setting = next(setting for setting in SETTINGS if setting.name == name)
+        return replace(self, values={**self.values, name: setting.check(setting, value)})
+
     @property
     def log_path(self) -> Path:
         return self._local("log.uri")
+
+    @property
+    def kafka(self) -> KafkaSettings | None:
+        """The Kafka topic that is the log; None where the log is a directory."""
+        match = URI.fullmatch(str(self["log.uri"]))
+        if match is None:
+            return None
+        password = self._content("kafka.sasl_password_file").strip() or os.environ.get("OPENTAB_KAFKA_PASSWORD", "")
+        return KafkaSettings(
+            brokers=match["brokers"],
+            topic=match["topic"],
+            partitions=self["kafka.partitions"],
+            replication=self["kafka.replication"],
+            protocol=self["kafka.security_protocol"],
+            mechanism=self["kafka.sasl_mechanism"],
+            username=self["kafka.sasl_username"],
+            password=password,
+            ca=self._content("kafka.tls_ca"),
+            cert=self._content("kafka.tls_cert"),
+            key=self._content("kafka.tls_key"),
+            client_more=self.kafka_more.get("client", {}),
+            spark_more=self.kafka_more.get("spark", {}),
+        )
 
     @property
     def ledger_path(self) -> Path:
@@ -291,6 +360,16 @@ class Home:
         """What is fixed when a home is made."""
         return {name: str(self[f"billing.{name}"]) for name in ("currency", "zone", "period")}
 
+    def _content(self, name: str) -> str:
+        """What is in a file that a setting names; nothing where it names none."""
+        if not self[name]:
+            return ""
+        path: Path = self.path / self[name]
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: {path} cannot be read: {error}", hint="mend the path or the file") from error
+
     def _local(self, name: str) -> Path:
         uri = str(self[name])
         if "://" in uri and not uri.startswith("file://"):
@@ -324,6 +403,8 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
         if not isinstance(table, dict):
             raise ConfigError(f"{section} must be a section", hint=f"write [{section}] on its own line")
         for key in table:
+            if section == "kafka" and key in TABLES and isinstance(table[key], dict):
+                continue
             if section != "spark" and f"{section}.{key}" not in known:
                 names = [s.key for s in SETTINGS if s.section == section]
                 raise ConfigError(f"{section}.{key} is no setting", hint=_nearest(key, names))
@@ -331,8 +412,9 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
         setting.name: setting.check(setting, document.get(setting.section, {}).get(setting.key, _default(setting)))
         for setting in SETTINGS
     }
-    spark = {"spark.master": SPARK_MASTER_DEFAULT} | _flatten(document.get("spark", {}))
-    return Home(path=path.resolve(), values=values, spark=spark)
+    spark = {"spark.master": SPARK_MASTER_DEFAULT} | _spark(document.get("spark", {}))
+    kafka_more = {name: _flatten(document.get("kafka", {}).get(name, {}), f"kafka.{name}") for name in TABLES}
+    return Home(path=path.resolve(), values=values, spark=spark, kafka_more=kafka_more)
 
 
 def template() -> str:
@@ -368,15 +450,19 @@ def _nearest(name: str, names: list[str] | tuple[str, ...]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _spark(table: Mapping[str, Any]) -> dict[str, str]:
+    flat = _flatten(table, "spark")
+    return {name if name.startswith("spark.") else f"spark.{name}": value for name, value in flat.items()}
+
+
+def _flatten(table: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in table.items():
         name = f"{prefix}.{key}" if prefix else key
         if isinstance(value, dict):
-            flat |= _flatten(value, name)
+            flat |= _flatten(value, where, name)
         elif isinstance(value, list):
-            raise ConfigError(f"spark.{name} is a list", hint="give Spark's own text for it, in quotes")
+            raise ConfigError(f"{where}.{name} is a list", hint="give its own text for it, in quotes")
         else:
-            full = name if name.startswith("spark.") else f"spark.{name}"
-            flat[full] = str(value).lower() if isinstance(value, bool) else str(value)
+            flat[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return flat

@@ -5,7 +5,8 @@
     ├── InputError              what the user gave cannot be taken
     ├── MachineError            something is missing on this machine, Java for example
     ├── LogError                the log cannot be read or written
-    │   └── SegmentDamaged      a segment's bytes are not those that were written
+    │   ├── SegmentDamaged      a segment's bytes are not those that were written
+    │   └── LogUnreachable      the brokers do not answer; it is tried again
     ├── LedgerError             the ledger cannot be read or written
     │   ├── SchemaMismatch      written by a program that is newer or older than this one
     │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
@@ -59,6 +60,10 @@ class LogError(OpentabError):
 
 
 class SegmentDamaged(LogError):
+    pass
+
+
+class LogUnreachable(LogError):
     pass
 
 

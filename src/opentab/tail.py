@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from opentab.config import Home
+from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
+from opentab.log.topic import Topic
 from opentab.money import format_micros
 from opentab.periods import format_us
 from opentab.pipeline.exact import Refusal, is_blank, judge
@@ -28,6 +30,10 @@ class Line:
 
 def follow_log(home: Home, *, lines: int, follow: bool, sleep: Callable[[float], None] = time.sleep) -> Iterator[Line]:
     """The last `lines` lines of the log, then those that arrive."""
+    topic = open_topic(home)
+    if topic is not None:
+        yield from _follow_topic(topic, lines, follow=follow, sleep=sleep)
+        return
     log = DirectoryLog(home.log_path)
     newest = {name: numbers[-1] for name, numbers in log.pending().items()}
     yield from _last_lines(log, newest, lines)
@@ -50,6 +56,29 @@ def readable(line: Line, home: Home) -> str:
     amount = format_micros(verdict.amount_micros)
     who = printable(verdict.customer)
     return f"{when}  {who:<12}  {verdict.type:<8}  {amount:>14}  {paint(line.place, DIM)}"
+
+
+def _follow_topic(topic: Topic, lines: int, *, follow: bool, sleep: Callable[[float], None]) -> Iterator[Line]:
+    ends = topic.ends()
+    # The newest lines may all be of one partition.
+    positions = {number: max(ends.first[number], end - lines) for number, end in ends.next.items()}
+    found = sorted(_messages(topic, positions, ends.next), key=lambda line: line.arrived_us)
+    yield from found[max(0, len(found) - lines) :]
+    positions = dict(ends.next)
+    while follow:
+        upto = topic.next_offsets()
+        begin = {number: positions.get(number, 0) for number in upto}
+        yield from _messages(topic, begin, upto)
+        positions = dict(upto)
+        sleep(POLL_SECONDS)
+
+
+def _messages(topic: Topic, begin: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Line]:
+    ranges = {number: (begin[number], end[number]) for number in end if begin[number] < end[number]}
+    for number, messages in topic.read(ranges).items() if ranges else ():
+        for message in messages:
+            if not is_blank(message.value):
+                yield Line(f"{number}/{message.offset}", message.arrived_us, message.value)
 
 
 def _last_lines(log: DirectoryLog, newest: dict[str, int], count: int) -> Iterator[Line]:

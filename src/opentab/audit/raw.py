@@ -1,40 +1,93 @@
-"""The log's files as bytes: found, checked against their own header, and nothing else."""
+"""The log as bytes, and nothing else: a directory's files, found and checked against their own header."""
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from opentab.audit.wire import NotJsonError, Number, read
+from opentab.config import Home
 from opentab.errors import LogError, SegmentDamaged
 
 MAGIC = b"opentab-segment 1 "
 HEADER_BYTES_MAX = 4096
+Int64s = npt.NDArray[np.int64]
 INCOMING_NAME = re.compile(r"(.+)-([0-9]{12})\.seg")
 
 
 @dataclass(frozen=True, slots=True)
-class RawSegment:
-    """One segment: when it arrived, its lines as they came, and where in the file they begin."""
+class RawLines:
+    """Lines of one partition as they came, when each arrived, and where each stands.
+
+    `body` holds them one behind the other, each with a newline; `starts` says where each begins, and the end.
+    """
 
     partition: str
-    number: int
-    arrived_us: int
     body: bytes
-    body_at: int
+    starts: Int64s
+    arrived_us: Int64s
+    place: Callable[[int], str]  # of a line, by its index
+
+    def line(self, index: int) -> bytes:
+        """A line without its end."""
+        return self.body[int(self.starts[index]) : int(self.starts[index + 1]) - 1]
 
 
-class RawLog:
-    """A log directory, read only."""
+class RawLog(Protocol):
+    """A log, read only."""
+
+    unit: str  # what its numbers count
+    begins_anywhere: bool  # whether its first number may be gone before the first batch
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """A range of numbers in pieces that are read at once."""
+        ...
+
+    def read(self, partition: str, first: int, last: int) -> RawLines:
+        """A piece; raises LogError where it is gone and SegmentDamaged where it is not whole."""
+        ...
+
+    def arrived_us(self, partition: str, number: int) -> int | None:
+        """When this one arrived; None if there is none."""
+        ...
+
+    def waiting(self, positions: dict[str, int]) -> int:
+        """How many lie behind `positions`, which no batch has taken."""
+        ...
+
+
+def open_raw(home: Home) -> RawLog:
+    """The log that a home's settings name."""
+    if home.kafka is not None:
+        from opentab.audit.raw_topic import RawTopic
+
+        return RawTopic(home.kafka)
+    return RawDirectory(home.log_path)
+
+
+class RawDirectory:
+    """A log directory."""
+
+    unit = "segments"
+    begins_anywhere = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self, partition: str, number: int) -> RawSegment:
-        """The whole segment, checked; raises LogError where it is gone and SegmentDamaged where not whole."""
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Segment by segment."""
+        return ((number, number) for number in range(first, last + 1))
+
+    def read(self, partition: str, first: int, last: int) -> RawLines:
+        """A whole segment, checked."""
+        number = first
         data = self._bytes(partition, number)
         name = f"segment {number} of log partition {partition!r}"
         if data is None:
@@ -52,7 +105,15 @@ class RawLog:
         if wrong or not isinstance(header.get("arrived_us"), int) or not body.endswith(b"\n"):
             what = ", ".join(wrong) or "arrival or last line"
             raise SegmentDamaged(f"{name} is damaged: its {what} is not that of its header")
-        return RawSegment(partition, number, header["arrived_us"], body, body_at)
+        ends = np.flatnonzero(np.frombuffer(body, np.uint8) == 10) + 1
+        starts = np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)])
+        return RawLines(
+            partition,
+            body,
+            starts,
+            np.full(len(ends), header["arrived_us"], np.int64),
+            lambda index: f"{partition}/{number}@{body_at + int(starts[index])}",
+        )
 
     def arrived_us(self, partition: str, number: int) -> int | None:
         """When a segment arrived; None if it is not there or has no header."""
@@ -63,8 +124,8 @@ class RawLog:
             return None
         return arrived_us if isinstance(arrived_us, int) else None
 
-    def waiting(self, positions: dict[str, int]) -> list[tuple[str, int]]:
-        """The segments behind `positions`, which no batch has taken."""
+    def waiting(self, positions: dict[str, int]) -> int:
+        """How many segments lie behind `positions`, incoming or archived."""
         found = set()
         if (self.path / "incoming").is_dir():
             for file in (self.path / "incoming").iterdir():
@@ -77,7 +138,7 @@ class RawLog:
                 while self._archived(directory.name, number).exists():
                     found.add((directory.name, number))
                     number += 1
-        return sorted(found)
+        return len(found)
 
     def _archived(self, partition: str, number: int) -> Path:
         return self.path / "archive" / partition / f"{number // 1000:06d}" / f"{number:09d}.seg"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from opentab.audit.days import DAY_US, Days
-from opentab.audit.raw import RawLog, RawSegment
+from opentab.audit.raw import RawLines, RawLog
 from opentab.audit.shapes import Shape, select_counted, shape_of
 from opentab.audit.wire import Counted, decide, is_input
 from opentab.errors import LogError
@@ -61,27 +61,27 @@ class BatchFacts:
     amount_micros: int = 0
     rejections: Counter[str] = field(default_factory=Counter)
     latest_us: dict[str, int] = field(default_factory=dict)  # by partition, of its own events
+    arrived_us: dict[str, int] = field(default_factory=dict)  # by partition, the latest arrival
 
 
 @dataclass(slots=True)
 class Recomputed:
-    """The recount: facts by batch, arrivals by segment, and troubles with the log's files.
+    """The recount: facts by batch, and troubles with the log.
 
     The sums and the refused lines are in DuckDB, tables `recounted` and `refused`.
     """
 
     facts: dict[int, BatchFacts] = field(default_factory=dict)
-    arrived_us: dict[tuple[str, int], int] = field(default_factory=dict)
     troubles: list[tuple[int, str]] = field(default_factory=list)  # batch, what is wrong
-    segments: int = 0
+    numbers: int = 0  # of segments or messages
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One segment as a part of one batch."""
+    """Some lines of the log as a part of one batch."""
 
     batch: int
-    segment: RawSegment
+    raw: RawLines
 
 
 @lru_cache(maxsize=64)
@@ -112,29 +112,19 @@ def recompute(
     return result
 
 
-def places(segment: RawSegment) -> Iterator[tuple[str, bytes]]:
-    """Each line of a segment, without its end, with its place in the log."""
-    at = 0
-    for line in segment.body.split(b"\n")[:-1]:
-        yield place_of(segment, at), line
-        at += len(line) + 1
-
-
-def place_of(segment: RawSegment, at: int) -> str:
-    return f"{segment.partition}/{segment.number}@{segment.body_at + at}"
-
-
 def _slices(log: RawLog, record: BatchRecord, result: Recomputed) -> Iterator[Slice]:
+    arrived_us = result.facts[record.batch].arrived_us
     for partition, (first, last) in sorted(record.taken.items()):
-        for number in range(first, last + 1):
-            result.segments += 1
+        for piece in log.pieces(first, last):
+            result.numbers += piece[1] - piece[0] + 1
             try:
-                segment = log.read(partition, number)
+                raw = log.read(partition, *piece)
             except LogError as error:
                 result.troubles.append((record.batch, error.fact))
                 continue
-            result.arrived_us[partition, number] = segment.arrived_us
-            yield Slice(record.batch, segment)
+            if len(raw.arrived_us):
+                arrived_us[partition] = max(int(raw.arrived_us.max()), arrived_us.get(partition, 0))
+                yield Slice(record.batch, raw)
 
 
 class _Counter:
@@ -154,7 +144,7 @@ class _Counter:
             self.flush()
         self._rules = rules
         self._slices.append(slice_)
-        self._bytes += len(slice_.segment.body)
+        self._bytes += len(slice_.raw.body)
 
     def flush(self) -> None:
         if self._slices and self._rules is not None:
@@ -199,9 +189,9 @@ class _Counter:
         """Learn shapes from a few lines; True if there is a new one."""
         seen: Counter[Shape] = Counter()
         for n in rest[:: max(1, rest.size // LEARN_SAMPLES)][:LEARN_SAMPLES]:
-            line, slice_, _ = group.line(int(n))
-            arrived_us = slice_.segment.arrived_us
-            if isinstance(decide(line, arrived_us=arrived_us, rules=rules, days=days), Counted):
+            raw, at = group.find(int(n))
+            line = raw.line(at)
+            if isinstance(decide(line, arrived_us=int(raw.arrived_us[at]), rules=rules, days=days), Counted):
                 shape = shape_of(line)
                 if shape is not None and shape not in self._shapes:
                     seen[shape] += 1
@@ -214,17 +204,19 @@ class _Counter:
         counted: list[tuple[int, int, int, str, str, int]] = []
         refused: list[tuple[int, str, str, bytes]] = []
         for n in rest.tolist():
-            line, slice_, at = group.line(n)
+            raw, at = group.find(n)
+            line = raw.line(at)
             if not is_input(line):
                 continue
-            verdict = decide(line, arrived_us=slice_.segment.arrived_us, rules=rules, days=days)
-            facts = self._result.facts[slice_.batch]
+            verdict = decide(line, arrived_us=int(raw.arrived_us[at]), rules=rules, days=days)
+            batch = group.slices[group.slice_index(n)].batch
+            facts = self._result.facts[batch]
             if isinstance(verdict, Counted):
                 v = verdict
                 index = group.slice_index(n)
                 counted.append((index, v.at_us, v.day, v.customer, v.type, v.amount_micros))
             else:
-                refused.append((slice_.batch, place_of(slice_.segment, at), str(verdict), line))
+                refused.append((batch, raw.place(at), str(verdict), line))
                 facts.rejections[str(verdict)] += 1
                 facts.lines += 1
         if refused:
@@ -274,7 +266,7 @@ class _Counter:
             facts.lines += events
             facts.events += events
             facts.amount_micros += int(amount_micros)
-            partition = slice_.segment.partition
+            partition = slice_.raw.partition
             facts.latest_us[partition] = max(latest_us, facts.latest_us.get(partition, latest_us))
         for name in ("pieces", "slow", "slices"):
             con.unregister(name)
@@ -285,33 +277,25 @@ class _Group:
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self.slices = list(slices)
-        self._starts: list[Int64s] = []  # of each line in its body, and the body's end
-        for slice_ in self.slices:
-            ends = np.flatnonzero(np.frombuffer(slice_.segment.body, np.uint8) == 10) + 1
-            self._starts.append(np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)]))
-        counts = [starts.size - 1 for starts in self._starts]
+        counts = [slice_.raw.arrived_us.size for slice_ in self.slices]
         self._first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
         self.line_count = int(self._first[-1])
 
     def slice_index(self, n: int) -> int:
         return int(np.searchsorted(self._first, n, side="right")) - 1
 
-    def line(self, n: int) -> tuple[bytes, Slice, int]:
-        """The n-th line without its end, the slice it is in, where in the body it begins."""
+    def find(self, n: int) -> tuple[RawLines, int]:
+        """The lines that the n-th one is among, and which of them it is."""
         index = self.slice_index(n)
-        starts, inside = self._starts[index], n - int(self._first[index])
-        begin, end = int(starts[inside]), int(starts[inside + 1])
-        slice_ = self.slices[index]
-        return slice_.segment.body[begin : end - 1], slice_, begin
+        return self.slices[index].raw, n - int(self._first[index])
 
     def table(self, future_skew_us: int) -> pa.Table:
         """The lines with their ends for DuckDB, sharing the bodies' memory."""
         texts, indexes, latest = [], [], []
         for index, slice_ in enumerate(self.slices):
-            count = self._starts[index].size - 1
-            texts.append(self._texts(index))
-            indexes.append(np.full(count, index, np.int64))
-            latest.append(np.full(count, slice_.segment.arrived_us + future_skew_us, np.int64))
+            texts.append(_texts(slice_.raw))
+            indexes.append(np.full(slice_.raw.arrived_us.size, index, np.int64))
+            latest.append(slice_.raw.arrived_us + future_skew_us)
         table = pa.table(
             {
                 "n": np.arange(self.line_count),
@@ -323,15 +307,15 @@ class _Group:
         # Small pieces, so that every core has some.
         return pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_LINES), table.schema)
 
-    def _texts(self, index: int) -> pa.Array:
-        body, starts = self.slices[index].segment.body, self._starts[index]
-        try:
-            body.decode("utf-8")
-        except UnicodeDecodeError:
-            # A line that is no text fits no shape; DuckDB must not see it.
-            lines = body.split(b"\n")[:-1]
-            return pa.array([_text_or_nothing(line + b"\n") for line in lines], pa.large_string())
-        return pa.LargeStringArray.from_buffers(starts.size - 1, pa.py_buffer(starts), pa.py_buffer(body))
+
+def _texts(raw: RawLines) -> pa.Array:
+    try:
+        raw.body.decode("utf-8")
+    except UnicodeDecodeError:
+        # A line that is no text fits no shape; DuckDB must not see it.
+        lines = [raw.line(index) for index in range(raw.arrived_us.size)]
+        return pa.array([_text_or_nothing(line + b"\n") for line in lines], pa.large_string())
+    return pa.LargeStringArray.from_buffers(raw.arrived_us.size, pa.py_buffer(raw.starts), pa.py_buffer(raw.body))
 
 
 def _text_or_nothing(line: bytes) -> str:

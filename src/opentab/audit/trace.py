@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
 from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
-from opentab.audit.raw import RawLog
-from opentab.audit.recompute import days_in, places
+from opentab.audit.raw import RawLines, RawLog, open_raw
+from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
 from opentab.audit.verify import Journal
 from opentab.audit.wire import Counted, decide
@@ -83,35 +83,38 @@ class Trace:
         return half_even(self.amount_micros, minor_micros(currency))
 
     def events(self) -> Iterator[TracedEvent]:
-        """The raw events in the order of the log, one segment in memory at a time."""
-        needle = self.customer.encode()
+        """The raw events in the order of the log, a piece of it in memory at a time."""
         for record in self._batches:
-            days = days_in(record.rules.zone)
             for partition, (first, last) in sorted(record.taken.items()):
-                for number in range(first, last + 1):
-                    segment = self._log.read(partition, number)
-                    # A customer's name stands in the line as it is, or some of it is escaped.
-                    if needle not in segment.body and b"\\" not in segment.body:
-                        continue
-                    for place, line in places(segment):
-                        if needle not in line and b"\\" not in line:
-                            continue
-                        event = decide(line, arrived_us=segment.arrived_us, rules=record.rules, days=days)
-                        if not isinstance(event, Counted) or event.customer != self.customer:
-                            continue
-                        month = month_of_day(event.day)
-                        adjustment = self._billed.get((record.batch, month))
-                        if adjustment is not None:
-                            yield TracedEvent(
-                                batch=record.batch,
-                                place=place,
-                                at_us=event.at_us,
-                                type=event.type,
-                                own_period=period_of_month(month),
-                                adjustment=adjustment,
-                                amount_micros=event.amount_micros,
-                                raw=line,
-                            )
+                for piece in self._log.pieces(first, last):
+                    yield from self._events_in(self._log.read(partition, *piece), record)
+
+    def _events_in(self, raw: RawLines, record: BatchRecord) -> Iterator[TracedEvent]:
+        needle = self.customer.encode()
+        # A customer's name stands in the line as it is, or some of it is escaped.
+        if needle not in raw.body and b"\\" not in raw.body:
+            return
+        days = days_in(record.rules.zone)
+        for index in range(raw.arrived_us.size):
+            line = raw.line(index)
+            if needle not in line and b"\\" not in line:
+                continue
+            event = decide(line, arrived_us=int(raw.arrived_us[index]), rules=record.rules, days=days)
+            if not isinstance(event, Counted) or event.customer != self.customer:
+                continue
+            month = month_of_day(event.day)
+            adjustment = self._billed.get((record.batch, month))
+            if adjustment is not None:
+                yield TracedEvent(
+                    batch=record.batch,
+                    place=raw.place(index),
+                    at_us=event.at_us,
+                    type=event.type,
+                    own_period=period_of_month(month),
+                    adjustment=adjustment,
+                    amount_micros=event.amount_micros,
+                    raw=line,
+                )
 
 
 def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int | None = None) -> Trace:
@@ -139,7 +142,7 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
         own_period = period_of_month(own_month)
         lines.append(TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us))
     concerned = [records[batch] for batch in sorted({batch for batch, _ in billed})]
-    return Trace(period, customer, lines, RawLog(home.log_path), concerned, billed)
+    return Trace(period, customer, lines, open_raw(home), concerned, billed)
 
 
 def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) -> TracedInvoice:

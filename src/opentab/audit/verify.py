@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, money
 from opentab.audit.days import DAY_US, FIRST_DAY
 from opentab.audit.invoices import Invoices, check_invoices
 from opentab.audit.lateness import Mark
-from opentab.audit.raw import RawLog
+from opentab.audit.raw import RawLog, open_raw
 from opentab.audit.recompute import Progress, Recomputed, recompute
 from opentab.config import Home
 from opentab.money import format_micros
@@ -73,7 +74,7 @@ def verify(
     5. compare with the bills that the simulator knew beforehand, if there are any
     """
     began = time.monotonic()
-    log = RawLog(home.log_path)
+    log = open_raw(home)
     batches = journal.batches()
     with tempfile.TemporaryDirectory(prefix="opentab-verify-") as scratch, _connect(scratch) as con:
         recount = recompute(con, log, batches, progress)
@@ -82,7 +83,7 @@ def verify(
         _register(con, journal, max((record.batch for record in batches), default=0))
         marks: dict[int, Mark] = {}
         checks = [
-            _check_log(batches, recount, len(waiting)),
+            _check_log(batches, recount, log, waiting),
             _check_batches(batches, recount),
             _check_entries(con),
             _check_rejections(con),
@@ -96,7 +97,7 @@ def verify(
             checks.append(check_balances(con, balances, batches, marks, billed))
         bills = home.expected_path / "bills.csv"
         if expected and bills.exists():
-            checks.append(_check_expected(con, bills, len(waiting)))
+            checks.append(_check_expected(con, bills, waiting, log.unit))
         facts = recount.facts.values()
         return Report(
             checks=checks,
@@ -104,7 +105,7 @@ def verify(
             events=sum(f.events for f in facts),
             rejections=sum(f.rejections.total() for f in facts),
             amount_micros=sum(f.amount_micros for f in facts),
-            not_yet_billed_segments=len(waiting),
+            not_yet_billed_segments=waiting,
             seconds=time.monotonic() - began,
             totals=_totals(con) if keep_totals else None,
         )
@@ -142,23 +143,23 @@ def _positions(batches: Sequence[BatchRecord]) -> dict[str, int]:
     return positions
 
 
-def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, waiting: int) -> Check:
-    tally = Tally("log", compared=recount.segments)
+def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, waiting: int) -> Check:
+    tally = Tally("log", compared=recount.numbers)
     positions: dict[str, int] = {}
     for record in batches:
         for partition, (first, last) in sorted(record.taken.items()):
             before = positions.get(partition, 0)
             where = f"batch {record.batch}, log partition {partition!r}"
-            if first > before + 1:
-                tally.differ(f"{where}: no batch took the segments {before + 1} to {first - 1}")
+            if first > before + 1 and not (record.batch == 1 and log.begins_anywhere):
+                tally.differ(f"{where}: no batch took the {log.unit} {before + 1} to {first - 1}")
             if first <= before:
-                tally.differ(f"{where}: the segments {first} to {min(before, last)} were taken twice")
+                tally.differ(f"{where}: the {log.unit} {first} to {min(before, last)} were taken twice")
             if last < first:
                 tally.differ(f"{where}: the range {first} to {last} is no range")
             positions[partition] = max(before, last)
     for batch, trouble in recount.troubles:
         tally.differ(f"batch {batch}: {trouble}")
-    return tally.done(f"{waiting} segments not yet billed" if waiting else "")
+    return tally.done(f"{waiting} {log.unit} not yet billed" if waiting else "")
 
 
 def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
@@ -263,29 +264,16 @@ def _check_watermarks(
     watermark_us: int | None = None
     final_us: int | None = None
     now_us: int | None = None  # the latest arrival so far: the log's own clock
-    untaken: dict[tuple[str, int], int | None] = {}
-
-    def arrived_us(partition: str, number: int) -> int | None:
-        known = recount.arrived_us.get((partition, number))
-        if known is None:
-            key = (partition, number)
-            if key not in untaken:
-                untaken[key] = log.arrived_us(partition, number)
-            known = untaken[key]
-        return known
-
+    arrived_us = cache(log.arrived_us)
     for record in batches:
-        latest = recount.facts[record.batch].latest_us
-        for partition, (first, last) in record.taken.items():
+        facts = recount.facts[record.batch]
+        for partition, (_, last) in record.taken.items():
             old = states.get(partition)
-            arrivals = [recount.arrived_us.get((partition, n)) for n in range(first, last + 1)]
-            known = [a for a in arrivals if a is not None]
-            if known:
-                now_us = max(now_us or known[0], *known)
-            arrived = arrivals[-1] if arrivals else None
+            arrived = facts.arrived_us.get(partition)
+            now_us = _later(now_us, arrived)
             states[partition] = PartitionState(
                 segment=last,
-                latest_us=_later(old.latest_us if old else None, latest.get(partition)),
+                latest_us=_later(old.latest_us if old else None, facts.latest_us.get(partition)),
                 arrived_us=arrived if arrived is not None else (old.arrived_us if old else 0),
                 idle=False,
             )
@@ -343,7 +331,7 @@ def _check_totals(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord]
     return check
 
 
-def _check_expected(con: duckdb.DuckDBPyConnection, bills: Path, waiting: int) -> Check:
+def _check_expected(con: duckdb.DuckDBPyConnection, bills: Path, waiting: int, unit: str) -> Check:
     con.execute(
         "CREATE OR REPLACE TEMP TABLE expected_bills AS SELECT period, customer,"
         " sum(if(regexp_full_match(total, '-?[0-9]+[.][0-9]{6}'),"
@@ -362,7 +350,7 @@ def _check_expected(con: duckdb.DuckDBPyConnection, bills: Path, waiting: int) -
         ours,
         differs="coalesce(j.amount, 0) <> coalesce(r.amount, 0)",
         says="the expected bill says",
-        note=f"{waiting} segments are not yet billed" if waiting else "",
+        note=f"{waiting} {unit} are not yet billed" if waiting else "",
     )
 
 

@@ -21,7 +21,7 @@ from opentab.config import Home
 from opentab.lab.expected import add_expected, read_bills, read_rejections
 from opentab.lab.lines import Writer
 from opentab.lab.telecom import MonthTally, Plan, Rows, Telecom, settle
-from opentab.log import DirectoryLog, Producer
+from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock, wall_clock
 from opentab.periods import Period, from_us, to_us
 
@@ -63,8 +63,7 @@ def generate(
     months = telecom.tally()
     run = add_expected(home.expected_path, telecom, months)
     writer = Writer(telecom, run=run)
-    log = DirectoryLog(home.log_path)
-    producers = [Producer(log, telecom.partition(source), clock=clock) for source in range(plan.sources)]
+    producers = [open_producer(home, _partition(home, telecom, source), clock=clock) for source in range(plan.sources)]
     lines_max = min(_lines_max(writer), home["pipeline.batch_events_max"])
     report = _Report(progress, sum(month.line_count for month in months))
     with _Appender(writer, producers, lines_max) as appender:
@@ -122,7 +121,7 @@ class _Report:
 class _Appender:
     """Writes rows to their sources' partitions, one segment behind the other, while we go on."""
 
-    def __init__(self, writer: Writer, producers: list[Producer], lines_max: int) -> None:
+    def __init__(self, writer: Writer, producers: list[Appends], lines_max: int) -> None:
         self._writer = writer
         self._producers = producers
         self._lines_max = lines_max
@@ -211,6 +210,13 @@ def _write_live(telecom: Telecom, appender: _Appender, simulated: _SimulatedCloc
             if written == due:
                 simulated.sleep(TICK_SECONDS)
     return done
+
+
+def _partition(home: Home, telecom: Telecom, source: int) -> str | None:
+    """Where a source writes; on Kafka a single one leaves it to the customers' names."""
+    if home.kafka is None:
+        return telecom.partition(source)
+    return None if telecom.plan.sources == 1 else str(source)
 
 
 def _settled(plan: Plan, home: Home, clock: Clock) -> Telecom:

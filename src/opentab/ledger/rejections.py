@@ -9,18 +9,24 @@ from typing import Any
 from opentab.ledger.billed import connect
 from opentab.ledger.journal import Journal
 
+# A place is partition/segment@byte in a directory, partition/offset in a Kafka topic.
+PARTITION = "split_part(place, '/', 1)"
+NUMBER = "split_part(split_part(place, '/', 2), '@', 1)::bigint"
+BYTE = "try_cast(split_part(place, '@', 2) as bigint)"
 
-def rejection_rows(journal: Journal | None, *, reason: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every rejection in the order of the log, as the journal holds it."""
+
+def rejection_rows(
+    journal: Journal | None, *, reason: str | None = None, after: int = 0, upto: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every rejection of the batches behind `after`, in the order of the log, as the journal holds it."""
     if journal is None:
         return
     connection = connect()
-    connection.register("rejections", journal.rejections())
+    connection.register("rejections", journal.rejections(after=after, upto=upto))
     result = connection.execute(
-        """
+        f"""
         select batch, reason, place, raw, detail from rejections where $reason is null or reason = $reason
-        order by batch, split_part(place, '/', 1), split_part(split_part(place, '/', 2), '@', 1)::bigint,
-                 split_part(place, '@', 2)::bigint
+        order by batch, {PARTITION}, {NUMBER}, {BYTE}
         """,
         {"reason": reason},
     )
@@ -39,11 +45,9 @@ def newest_rejections(journal: Journal | None, *, upto: int, reason: str | None,
         with connect(threads=1) as connection:
             connection.register("rejections", journal.rejections(after=max(0, upto - reach), upto=upto))
             result = connection.execute(
-                """
+                f"""
                 select batch, reason, place, raw, detail from rejections where $reason is null or reason = $reason
-                order by batch desc, split_part(place, '/', 1),
-                         split_part(split_part(place, '/', 2), '@', 1)::bigint desc,
-                         split_part(place, '@', 2)::bigint desc
+                order by batch desc, {PARTITION}, {NUMBER} desc, {BYTE} desc
                 limit $limit
                 """,
                 {"reason": reason, "limit": limit},

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from opentab.errors import InputError
-from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Producer
+from opentab.log import Appends
+from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 
 CHUNK_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024 * 1024
@@ -17,7 +18,7 @@ STREAM_WAIT_SECONDS = 0.25
 
 def ingest(
     chunks: Iterator[bytes | None],
-    producer: Producer,
+    producer: Appends,
     *,
     lines_max: int,
     progress: Callable[[int, int], None] = lambda lines, bytes_: None,

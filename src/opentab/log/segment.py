@@ -59,7 +59,12 @@ def read_header(path: Path) -> SegmentHeader:
 
 def read_segment(path: Path) -> Segment:
     """The whole segment, its bytes checked against the header."""
-    data = memoryview(path.read_bytes())
+    return parse_segment(path.read_bytes(), path)
+
+
+def parse_segment(whole: bytes, path: Path | str = "that was sent") -> Segment:
+    """The same for the bytes of the file at `path`."""
+    data = memoryview(whole)
     header, body_at = _header(path, bytes(data[:HEADER_BYTES_MAX]))
     body = data[body_at:]
     if len(body) != header.bytes or zlib.crc32(body) != header.crc32:
@@ -70,7 +75,7 @@ def read_segment(path: Path) -> Segment:
     return Segment(header, body, body_at)
 
 
-def _header(path: Path, start: bytes) -> tuple[SegmentHeader, int]:
+def _header(path: Path | str, start: bytes) -> tuple[SegmentHeader, int]:
     end = start.find(b"\n")
     if not start.startswith(MAGIC) or end < 0:
         raise SegmentDamaged(

@@ -1,20 +1,23 @@
-"""Takes issued invoices on to their files, beside the stream; waits for a place that is gone, and tells."""
+"""Takes invoices on to their files and rejections to their topic, beside the stream; waits for a place that is gone."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.invoices import Invoices
+from opentab.ledger.journal import Journal
 from opentab.sinks.files import export_missing
+from opentab.sinks.rejections import DeadLetters, dead_letters
 
 LOOK_SECONDS = 10.0  # how soon a folder that was moved away is filled again
 RETRY_SECONDS_MAX = 60.0
 
 
 class Delivery:
-    """A thread that writes what is missing whenever invoices were issued, and now and then looks by itself."""
+    """A thread that delivers what is missing whenever it is woken, and now and then looks by itself."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -27,8 +30,8 @@ class Delivery:
     def start(self) -> None:
         self._thread.start()
 
-    def issued(self) -> None:
-        """Say that there are new invoices."""
+    def wake(self) -> None:
+        """Say that there is something new to deliver."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -40,15 +43,20 @@ class Delivery:
 
     def _loop(self) -> None:
         failures = 0
+        letters = dead_letters(self._home)
         while not self._stopping:
+            troubles: list[OpentabError] = []
             try:
-                deliver(self._home)
-                self.trouble, failures = None, 0
-            except OpentabError as error:
-                self.trouble, failures = error, failures + 1
+                # One that is gone does not hold up the other.
+                for what in (deliver, partial(publish_rejections, letters=letters)):
+                    try:
+                        what(self._home)
+                    except OpentabError as error:
+                        troubles.append(error)
             except BaseException as error:
                 self.bug = error
                 return
+            self.trouble, failures = (troubles[0], failures + 1) if troubles else (None, 0)
             self._wake.wait(min(LOOK_SECONDS * 2 ** max(failures - 1, 0), RETRY_SECONDS_MAX))
             self._wake.clear()
 
@@ -59,3 +67,9 @@ def deliver(home: Home) -> int:
     if invoices is None:
         return 0
     return len(export_missing(home.invoices_path, invoices, currency=home["billing.currency"]))
+
+
+def publish_rejections(home: Home, letters: DeadLetters | None) -> int:
+    """Publish what was rejected and is not in its topic yet, where the home has one; returns how many."""
+    journal = Journal.open(home.ledger_path, home.identity) if letters is not None else None
+    return letters.publish(journal) if letters is not None and journal is not None else 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -15,21 +15,14 @@ from opentab import crash
 from opentab.config import Home
 from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
 from opentab.ledger.journal import Journal, fenced
-from opentab.log.directory import DirectoryLog
 from opentab.periods import first_day, to_us
+from opentab.pipeline.source import Portion, Source
 from opentab.pipeline.task import Order, Report
 from opentab.pipeline.watermark import final_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, PartitionState
 
-
-class OutOfTurn(Exception):
-    """A segment came before the one in front of it: look again."""
-
-
-class Segments(Protocol):
-    """Some segments of the log, and whoever bills them."""
-
-    def bill(self, order: Order) -> list[Report]: ...
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Job:
@@ -39,25 +32,27 @@ class Job:
         self,
         home: Home,
         journal: Journal,
-        log: DirectoryLog,
+        source: Source,
         *,
         run: str,
         is_ours: Callable[[], bool] = lambda: True,
         ends_once: Callable[[dict[str, int]], bool] = lambda positions: False,
+        spark: SparkSession | None = None,
     ) -> None:
         self.home = home
         self.journal = journal
-        self.log = log
+        self.source = source
         self.run = run
         self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
+        self.spark = spark  # None: every batch is billed in this process
         self.rules = home.rules
         self.last: BatchRecord | None = journal.last()
         self._commit_seconds = 0.0  # of the last batch
 
     @property
     def positions(self) -> dict[str, int]:
-        """The last segment in the journal, by partition."""
+        """The last segment or message in the journal, by partition."""
         return positions_of(self.last)
 
     def reload(self) -> None:
@@ -65,23 +60,22 @@ class Job:
         self.journal.refresh()
         self.last = self.journal.last()
 
-    def bill(self, segments: Segments) -> BatchRecord | None:
+    def bill(self, portion: Portion) -> BatchRecord:
         """Bill one batch. Running the same batch again changes nothing.
 
-        1. the tasks decode, tally and stage, in one pass over the segments
+        1. the tasks decode, tally and stage, in one pass over the portion
         2. their reports are put together and checked
         3. one commit makes all of it visible
-        4. the segments make room in the log
+        4. the portion makes room in the log
         """
         started_us = to_us(datetime.now(UTC))
         clock = time.perf_counter()
         crash.moment("taken")
-        reports = self._run_tasks(segments)
-        if not any(report.taken for report in reports):
-            return None
+        reports = self._run_tasks(portion)
+        portion.check(reports)
         staged = time.perf_counter()
         crash.moment("staged")
-        record = self._record(reports, started_us)
+        record = self._record(portion, reports, started_us)
         files = [file for report in reports for file in report.files]
         steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds)
         record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files))
@@ -92,13 +86,13 @@ class Job:
         self._commit_seconds = time.perf_counter() - committing
         self.last = record
         crash.moment("committed")
-        self.log.archive_upto(self.positions)
+        self.source.release(self.positions)
         crash.moment("archived")
         return record
 
     def tick(self, now_us: int) -> BatchRecord | None:
         """Let the time of day move the watermark of a silent log: a batch of its own, without events."""
-        if self.last is None or self.last.watermark_us is None or self.log.unread(self.positions):
+        if self.last is None or self.last.watermark_us is None or self.source.unread(self.positions):
             return None
         if now_us < max((state.arrived_us for state in self.last.partitions.values()), default=now_us):
             return None  # our clock is behind that of a producer: it tells nothing yet
@@ -113,7 +107,7 @@ class Job:
     def _commit_empty(
         self, last: BatchRecord, now_us: int, *, clock_us: int | None = None, revise: bool = False
     ) -> BatchRecord:
-        partitions = partitions_after(last.partitions, {}, rules=self.rules, has_unread=self.log.has_unread)
+        partitions = partitions_after(last.partitions, {}, rules=self.rules, has_unread=self.source.has_unread)
         watermark_us = watermark_after(last, partitions, self.rules, clock_us=clock_us)
         record = BatchRecord(
             batch=last.batch + 1,
@@ -140,18 +134,16 @@ class Job:
         self.last = record
         return record
 
-    def _run_tasks(self, segments: Segments) -> list[Report]:
+    def _run_tasks(self, portion: Portion) -> list[Report]:
         order = Order(
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
-            log_path=str(self.log.path),
             journal_path=str(self.journal.root),
-            positions=self.positions,
             rules=self.rules,
             late_before_day=self._late_before_day(),
         )
         try:
-            return segments.bill(order)
+            return portion.bill(self.spark, order)
         except OpentabError:
             raise
         except Exception as error:
@@ -182,11 +174,11 @@ class Job:
             )
         return error
 
-    def _record(self, reports: Sequence[Report], started_us: int) -> BatchRecord:
+    def _record(self, portion: Portion, reports: Sequence[Report], started_us: int) -> BatchRecord:
         check_sums(reports)
-        taken = self._taken(reports)
         before = self.last.partitions if self.last else {}
-        partitions = partitions_after(before, taken, rules=self.rules, has_unread=self.log.has_unread)
+        taken = states_of(portion, reports, before)
+        partitions = partitions_after(before, taken, rules=self.rules, has_unread=self.source.has_unread)
         watermark_us = watermark_after(self.last, partitions, self.rules)
         rejections: Counter[str] = Counter()
         for report in reports:
@@ -197,7 +189,7 @@ class Job:
             started_us=started_us,
             committed_us=to_us(datetime.now(UTC)),
             partitions=partitions,
-            taken={name: (self.positions.get(name, 0) + 1, state.segment) for name, state in sorted(taken.items())},
+            taken=portion.ranges,
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(partitions),
@@ -211,31 +203,22 @@ class Job:
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
         )
 
-    def _taken(self, reports: Sequence[Report]) -> dict[str, PartitionState]:
-        """What the tasks took from each partition together: the next segments, without a gap."""
-        segments: dict[str, list[int]] = {}
-        latest: dict[str, list[int]] = {}
-        arrived: dict[str, int] = {}
-        for report in reports:
-            for name, taken in report.taken.items():
-                segments.setdefault(name, []).extend(taken.segments)
-                if taken.latest_us is not None:
-                    latest.setdefault(name, []).append(taken.latest_us)
-                arrived[name] = max(arrived.get(name, 0), taken.arrived_us)
-        for name, numbers in segments.items():
-            first = self.positions.get(name, 0) + 1
-            if sorted(numbers) != list(range(first, first + len(numbers))):
-                for number in range(first, max(numbers)):
-                    self.log.path_of(name, number)  # says so if one of them is gone
-                raise OutOfTurn(f"{name}: {sorted(numbers)} do not follow {first - 1}")
-        return {
-            name: PartitionState(max(numbers), max(latest.get(name, []), default=None), arrived[name], idle=False)
-            for name, numbers in segments.items()
-        }
+
+def states_of(
+    portion: Portion, reports: Sequence[Report], before: Mapping[str, PartitionState]
+) -> dict[str, PartitionState]:
+    """The state of each partition that a portion was taken from. Where it held no message, the last arrival stays."""
+    states = {}
+    for name, (_, last) in portion.ranges.items():
+        taken = [report.taken[name] for report in reports if name in report.taken]
+        arrived_us = max((one.arrived_us for one in taken), default=before[name].arrived_us if name in before else 0)
+        latest_us = max((one.latest_us for one in taken if one.latest_us is not None), default=None)
+        states[name] = PartitionState(last, latest_us, arrived_us, idle=False)
+    return states
 
 
 def positions_of(record: BatchRecord | None) -> dict[str, int]:
-    """The last segment of each partition that the journal holds after a batch."""
+    """The last segment or message of each partition that the journal holds after a batch."""
     return {name: state.segment for name, state in record.partitions.items()} if record else {}
 
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from opentab.config import Home
-from opentab.errors import DiskFull, Fenced, LogError, OpentabError, means_disk_full
+from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.closing import Issued
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
-from opentab.log.directory import DirectoryLog
 from opentab.periods import to_us
 from opentab.pipeline.closer import Closer
-from opentab.pipeline.delivery import Delivery, deliver
-from opentab.pipeline.job import Job, OutOfTurn
+from opentab.pipeline.delivery import Delivery, deliver, publish_rejections
+from opentab.pipeline.job import Job
 from opentab.pipeline.lock import Claim, HomeLock
 from opentab.pipeline.session import open_session, warm_workers
-from opentab.pipeline.source import Segments, next_segments
+from opentab.pipeline.source import OutOfTurn, Portion, Source, open_source
 from opentab.pipeline.upkeep import Upkeep, keep_up
 from opentab.records import BatchRecord
+from opentab.sinks.rejections import dead_letters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 1.0
 WAIT_SECONDS = 0.02
 SPARK_LOOK_SECONDS = 1.0
 OUT_OF_TURN_MAX = 20
+RETRY_SECONDS = 1.0
+ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Progress:
     batches: int  # committed by this run
     events: int
     rejections: int
-    unread_segments: int
+    unread: int
+    unit: str  # of what is unread: segments or messages
     seconds: float  # the last batch took
     invoices: int  # issued by this run, revisions among them
     trouble: OpentabError | None  # why invoices cannot be issued or delivered right now
@@ -57,12 +60,13 @@ class Pipeline:
     """Runs a home's stream until it is told to stop, or, once, until the log is read."""
 
     def __init__(
-        self, home: Home, *, once: bool = False, take_over: bool = False,
+        self, home: Home, *, once: bool = False, take_over: bool = False, accept_loss: bool = False,
         watch: Callable[[Progress], None] = lambda progress: None, spark: SparkSession | None = None,
     ) -> None:  # fmt: skip
         self.home = home
         self.once = once
         self.take_over = take_over
+        self.accept_loss = accept_loss  # go on without what a Kafka topic has lost
         self.watch = watch
         self._spark = spark  # one that belongs to the caller
         self.run_id = new_run()
@@ -72,6 +76,9 @@ class Pipeline:
         self._batch_seconds = 0.0
         self._caught_up_us: int | None = None
         self._streaming = False
+        self._source: Source | None = None
+        self._log_trouble: LogUnreachable | None = None
+        self._unread = 0
         self._out_of_turn = 0  # in a row
         self._quiet_since = time.monotonic()
         self._spark_seen = 0.0
@@ -89,18 +96,14 @@ class Pipeline:
         """Run to the end. What was committed stays, however this ends."""
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
-            log = DirectoryLog(self.home.log_path)
-            log.create()
+            source = open_source(self.home, accept_loss=self.accept_loss)
             journal = Journal.create(self.home.ledger_path, self.home.identity)
             self._claim = Claim(self.home.ledger_path, self.run_id)
             self._job = Job(
-                self.home, journal, log, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
+                self.home, journal, source, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
             )
             self._closer = Closer(self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell)
-            log.restore(self._job.positions)
-            log.archive_upto(self._job.positions)
-            log.sweep_aside()
-            self._goal = {name: numbers[-1] for name, numbers in log.unread(self._job.positions).items()}
+            self._open(source)
             if self.once and self._reached_goal():
                 self._finish()
             else:
@@ -112,6 +115,28 @@ class Pipeline:
             raise
         finally:
             lock.release()
+            if self._source is not None:
+                self._source.close()
+
+    def _open(self, source: Source) -> None:
+        """Make the log ready; one that does not answer yet is waited for, also for `--once`, but then not for ever."""
+        self._source = source
+        deadline = time.monotonic() + ONCE_SECONDS_MAX
+        while True:
+            try:
+                source.open(self._job.positions)
+                self._goal = source.ends()
+                return
+            except LogUnreachable as error:
+                self._waits_for(error, deadline)
+
+    def _waits_for(self, error: LogUnreachable, deadline: float) -> None:
+        """Wait for brokers that do not answer, and tell; raise if that has taken too long."""
+        if self._stop_asked or (self.once and time.monotonic() > deadline):
+            raise error
+        self._log_trouble = error
+        self.watch(self._progress())
+        self._stop.wait(RETRY_SECONDS)
 
     def _run_spark(self, lock: HomeLock) -> None:
         self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id)
@@ -121,7 +146,7 @@ class Pipeline:
         heart.start()
         try:
             spark = self._spark or open_session(self.home)
-            self._closer.spark = spark
+            self._closer.spark = self._job.spark = spark
             warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
             warming.start()
             upkeep.start()
@@ -161,30 +186,36 @@ class Pipeline:
             self._job.round_off(to_us(datetime.now(UTC)))
         keep_up(journal, self.home, self._closer, run=self.run_id)
         deliver(self.home)
+        publish_rejections(self.home, dead_letters(self.home))
 
     def _run_batches(self, spark: SparkSession) -> None:
         """Batch after batch: what the log has and the journal has not. The journal is the only memory."""
-        self._job.log.restamp()
         self._streaming = True
         pause_seconds = self.home["pipeline.batch_pause"].total_seconds()
+        silent_since = time.monotonic()
         while not self._finished():
             began = time.monotonic()
             self._check_spark(spark)
-            if not self._bill_next(spark):
+            try:
+                billed = self._bill_next()
+                self._log_trouble, silent_since = None, time.monotonic()
+            except LogUnreachable as error:
+                self._waits_for(error, silent_since + ONCE_SECONDS_MAX)
+                continue
+            if not billed:
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
             elif not self.once:
                 self._stop.wait(max(0.0, pause_seconds - (time.monotonic() - began)))
             self._raise_bug()
 
-    def _bill_next(self, spark: SparkSession) -> bool:
+    def _bill_next(self) -> bool:
         """Bill what waits in the log; False if that is nothing."""
-        positions, limit = self._job.positions, self.home["pipeline.batch_events_max"]
-        segments = next_segments(self._job.log, positions, batch_events_max=limit)
-        if not segments:
+        portion = self._job.source.next(self._job.positions)
+        if portion is None:
             return False
         try:
-            self._bill(Segments(spark, segments, local_bytes_max=self.home["pipeline.local_bytes_max"]))
+            self._bill(portion)
             self._out_of_turn = 0
         except Fenced:
             if not self._claim.is_ours():
@@ -230,16 +261,16 @@ class Pipeline:
             self._wake_upkeep()
             self.watch(self._progress())
 
-    def _bill(self, segments: Segments) -> None:
+    def _bill(self, portion: Portion) -> None:
         started = time.perf_counter()
-        record = self._job.bill(segments)
-        if record is None:
-            return
+        record = self._job.bill(portion)
         self._batch_seconds = time.perf_counter() - started
         self._quiet_since = time.monotonic()
         self._batches += 1
         self._events += record.event_count
         self._rejections += record.rejection_count
+        if record.rejections and self._delivery is not None:
+            self._delivery.wake()
         self._wake_upkeep()
         self.watch(self._progress())
 
@@ -257,29 +288,38 @@ class Pipeline:
         return all(positions.get(name, 0) >= number for name, number in self._goal.items())
 
     def _progress(self) -> Progress:
+        self._count_unread()
         return Progress(
             record=self._job.last,
             batches=self._batches,
             events=self._events,
             rejections=self._rejections,
-            unread_segments=self._unread(),
+            unread=self._unread,
+            unit=self._job.source.unit,
             seconds=self._batch_seconds,
             invoices=self._invoices,
             trouble=self._trouble(),
         )
 
     def _trouble(self) -> OpentabError | None:
+        if self._log_trouble is not None:
+            return self._log_trouble
         behind = [part for part in (self._upkeep, self._delivery) if part is not None]
         return next((part.trouble for part in behind if part.trouble is not None), None)
 
     def _tell(self, issued: Issued) -> None:
         self._invoices += issued.invoice_count
         if self._delivery is not None:
-            self._delivery.issued()
+            self._delivery.wake()
         self.watch(self._progress())
 
-    def _unread(self) -> int:
-        return sum(len(numbers) for numbers in self._job.log.unread(self._job.positions).values())
+    def _count_unread(self) -> bool:
+        """Look how far the log is ahead; False where it does not say."""
+        try:
+            self._unread = self._job.source.unread(self._job.positions)
+        except LogError:
+            return False  # the batches say so
+        return True
 
     def _beat(self, lock: HomeLock) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
@@ -290,9 +330,9 @@ class Pipeline:
 
     def _write_heartbeat(self) -> None:
         try:
-            unread = self._unread()
             now_us = to_us(datetime.now(UTC))
-            if unread == 0:
+            caught_up = self._count_unread() and self._unread == 0
+            if caught_up:
                 self._caught_up_us = now_us
             heartbeat = Heartbeat(
                 at_us=now_us,
@@ -300,9 +340,10 @@ class Pipeline:
                 pid=os.getpid(),
                 streaming=self._streaming,
                 position=self._job.last.batch if self._job.last else 0,
-                caught_up=unread == 0,
+                caught_up=caught_up,
                 caught_up_us=self._caught_up_us,
-                unread_segments=unread,
+                unread_segments=self._unread,
+                unread_unit=self._job.source.unit,
                 invoices_position=self._closer.position,
             )
             write_heartbeat(self.home.ledger_path, heartbeat)

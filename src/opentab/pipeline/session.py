@@ -63,6 +63,9 @@ def open_session(home: Home) -> SparkSession:
         "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
         **home.spark,
     }
+    if home.kafka is not None:
+        packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
+        settings["spark.jars.packages"] = ",".join(name for name in packages if name)
     log4j = _write_log4j(home.logs_path)
     _send_logs_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")

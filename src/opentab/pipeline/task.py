@@ -6,11 +6,9 @@ task that dies or runs twice leaves nothing behind that anyone would look at.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,9 +19,8 @@ import pyarrow.parquet as pq
 
 from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_back, stage
-from opentab.log.directory import NAME_PATTERN, SEGMENT_LINES_MAX, DirectoryLog
-from opentab.log.segment import Segment
-from opentab.periods import Calendar, Int64s
+from opentab.periods import Calendar
+from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.tally import tally, total_micros
 from opentab.records import REJECTION
@@ -32,6 +29,7 @@ REPORT_COLUMN = "report"
 REPORT_SCHEMA = f"{REPORT_COLUMN} binary"
 STEPS = ("reading", "decoding", "tallying", "staging")
 REJECTION_BYTES_MAX = 32 * 1024 * 1024
+DECODE_LINES = 65_536  # lines of one partition that are decoded at once
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -39,9 +37,7 @@ class Order(msgspec.Struct, frozen=True):
 
     batch: int
     run: str
-    log_path: str
     journal_path: str
-    positions: dict[str, int]  # the last segment in the journal, by partition
     rules: Rules
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
 
@@ -49,7 +45,7 @@ class Order(msgspec.Struct, frozen=True):
 class Taken(msgspec.Struct, frozen=True):
     """What a task took from one partition of the log."""
 
-    segments: list[int]
+    ranges: list[tuple[int, int]]  # the numbers of segments or messages, each from the first to the last
     latest_us: int | None
     arrived_us: int
     bytes: int
@@ -83,36 +79,26 @@ def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     yield from ()
 
 
-def bill_names(names: list[str], order: Order) -> Report:
-    """Bill some segments of the log, given by their file names."""
+def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
+    """Bill some lines of the log."""
     work = _Work(order)
-    log = DirectoryLog(Path(order.log_path))
-    wanted = sorted((match["partition"], int(match["number"])) for match in map(_match, names))
-    for partition, number in wanted:
-        # Spark may name a segment again after a restart; the journal knows better.
-        if number > order.positions.get(partition, 0):
-            started = time.perf_counter()
-            segment = log.read(partition, number)
-            work.seconds["reading"] += time.perf_counter() - started
-            work.take(segment)
+    started = time.perf_counter()
+    for chunk in chunks:
+        work.seconds["reading"] += time.perf_counter() - started
+        work.take(chunk)
+        started = time.perf_counter()
+    work.seconds["reading"] += time.perf_counter() - started
     return work.finish()
 
 
-def _match(name: str) -> re.Match[str]:
-    match = NAME_PATTERN.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name} is not the name of a segment")
-    return match
+def packed(report: Report) -> pa.RecordBatch:
+    """A report as the one row that a task returns."""
+    return pa.record_batch({REPORT_COLUMN: pa.array([msgspec.json.encode(report)], pa.binary())})
 
 
-@dataclass
-class _Lines:
-    """Lines of one partition, waiting until there are enough to decode at once."""
-
-    lines: list[bytes] = field(default_factory=list)
-    arrived_us: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)  # segment, where its body starts
+def unpacked(rows: Iterable[Sequence[bytes]]) -> list[Report]:
+    """The reports in the rows that Spark collected."""
+    return [msgspec.json.decode(bytes(row[0]), type=Report) for row in rows]
 
 
 class _Work:
@@ -122,7 +108,7 @@ class _Work:
         self.journal = Path(order.journal_path)
         self.decoded: list[Decoded] = []
         self.taken: dict[str, Taken] = {}
-        self.waiting: dict[str, _Lines] = {}
+        self.waiting: dict[str, list[Chunk]] = {}
         self.rejections: Counter[str] = Counter()
         self.rejection_rows: list[tuple[str, str, bytes, str, int]] = []
         self.rejection_bytes = 0
@@ -130,62 +116,45 @@ class _Work:
         self.files: list[StagedFile] = []
         self.seconds: dict[str, float] = dict.fromkeys(STEPS, 0.0)
 
-    def take(self, segment: Segment) -> None:
-        header = segment.header
-        before = self.taken.get(header.partition) or Taken([], None, 0, 0)
-        self.taken[header.partition] = Taken(
-            segments=[*before.segments, header.number],
+    def take(self, chunk: Chunk) -> None:
+        if not chunk.lines:
+            return
+        before = self.taken.get(chunk.partition) or Taken([], None, 0, 0)
+        first_us, last_us = int(chunk.arrived_us.min()), int(chunk.arrived_us.max())
+        self.taken[chunk.partition] = Taken(
+            ranges=joined([*before.ranges, (chunk.first, chunk.last)]),
             latest_us=before.latest_us,
-            arrived_us=max(before.arrived_us, header.arrived_us),
-            bytes=before.bytes + header.bytes,
-            first_arrived_us=min(before.first_arrived_us or header.arrived_us, header.arrived_us),
+            arrived_us=max(before.arrived_us, last_us),
+            bytes=before.bytes + chunk.bytes,
+            first_arrived_us=min(before.first_arrived_us or first_us, first_us),
         )
-        waiting = self.waiting.setdefault(header.partition, _Lines())
-        lines = bytes(segment.body).split(b"\n")
-        lines.pop()  # the body ends in a newline
-        waiting.lines += lines
-        waiting.counts.append(len(lines))
-        waiting.arrived_us.append(header.arrived_us)
-        waiting.places.append((header.number, segment.body_at))
-        if len(waiting.lines) >= SEGMENT_LINES_MAX:
-            self._decode(header.partition)
+        waiting = self.waiting.setdefault(chunk.partition, [])
+        waiting.append(chunk)
+        if sum(len(one.lines) for one in waiting) >= DECODE_LINES:
+            self._decode(chunk.partition)
 
     def _decode(self, partition: str) -> None:
-        waiting = self.waiting.pop(partition)
+        chunks = self.waiting.pop(partition)
         started = time.perf_counter()
-        arrived_us = np.repeat(np.array(waiting.arrived_us, np.int64), waiting.counts)
-        decoded = decode(waiting.lines, arrived_us=arrived_us, rules=self.order.rules, calendar=self.calendar)
+        arrived_us = np.concatenate([chunk.arrived_us for chunk in chunks])
+        lines = [line for chunk in chunks for line in chunk.lines] if len(chunks) > 1 else chunks[0].lines
+        decoded = decode(lines, arrived_us=arrived_us, rules=self.order.rules, calendar=self.calendar)
         self.decoded.append(decoded)
         self.sum_micros += total_micros(decoded)
         before = self.taken[partition]
         latest = [us for us in (before.latest_us, _latest(decoded)) if us is not None]
         self.taken[partition] = msgspec.structs.replace(before, latest_us=max(latest, default=None))
         if decoded.refusals:
-            self._reject(partition, waiting, decoded, arrived_us)
+            self._reject(chunks, decoded)
         self.seconds["decoding"] += time.perf_counter() - started
 
-    def _reject(
-        self,
-        partition: str,
-        waiting: _Lines,
-        decoded: Decoded,
-        arrived_us: Int64s,
-    ) -> None:
-        first_line = np.cumsum([0, *waiting.counts])
-        # Where each line starts, counted over all waiting segments; each line has its newline.
-        starts = np.cumsum([0, *(len(line) + 1 for line in waiting.lines)])
+    def _reject(self, chunks: list[Chunk], decoded: Decoded) -> None:
+        first_line = np.cumsum([0, *(len(chunk.lines) for chunk in chunks)])
         for index, refusal in decoded.refusals:
             which = int(np.searchsorted(first_line, index, side="right")) - 1
-            number, body_at = waiting.places[which]
-            at = body_at + int(starts[index] - starts[first_line[which]])
-            raw = waiting.lines[index]
-            row = (
-                refusal.reason.value,
-                f"{partition}/{number}@{at}",
-                raw,
-                refusal.detail,
-                int(arrived_us[index]),
-            )
+            chunk, at = chunks[which], index - int(first_line[which])
+            raw = chunk.lines[at]
+            row = (refusal.reason.value, chunk.place(at), raw, refusal.detail, int(chunk.arrived_us[at]))
             self.rejection_rows.append(row)
             self.rejection_bytes += len(raw)
             self.rejections[refusal.reason.value] += 1
@@ -237,6 +206,17 @@ class _Work:
     def _late_events(self) -> int:
         first_day = self.order.late_before_day
         return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in self.decoded)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order; those that follow each other are one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and found[-1][1] == first - 1:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return found
 
 
 def _latest(decoded: Decoded) -> int | None:

@@ -199,7 +199,7 @@ class Desk:
             return f"{age}: the pipeline gives no sign of life"
         if beat.position > fresh.position:
             return f"{age}: the replica is {beat.position - fresh.position} batches behind"
-        return f"{age}: the pipeline is {beat.unread_segments} segments behind"
+        return f"{age}: the pipeline is {beat.unread_segments} {beat.unread_unit} behind"
 
     def _answers(self, snapshot: Snapshot) -> Answers:
         moment = self._moment

@@ -17,14 +17,14 @@ import msgspec
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
-from opentab.log import DirectoryLog, Producer
+from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.periods import to_us
 from opentab.pipeline.exact import Event, judge
 
 EVENTS_MAX = 10_000
 BODY_BYTES_MAX = 16 * 2**20
-UNREAD_SEGMENTS_MAX = 5_000
+UNREAD_MAX = {"segments": 5_000, "messages": 5_000_000}
 FREE_BYTES_MIN = 256 * 2**20
 GATHER_SECONDS = 0.004  # how long a segment waits for company
 
@@ -95,8 +95,10 @@ class Intake:
     def check_room(self) -> None:
         """Raise Overloaded if the pipeline is far behind or the disk nearly full."""
         heartbeat = read_heartbeat(self._home.ledger_path)
-        if heartbeat is not None and heartbeat.unread_segments > UNREAD_SEGMENTS_MAX:
-            raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} segments behind")
+        if heartbeat is not None and heartbeat.unread_segments > UNREAD_MAX[heartbeat.unread_unit]:
+            raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} {heartbeat.unread_unit} behind")
+        if self._home.kafka is not None:
+            return  # its disks are not ours
         place = self._home.log_path if self._home.log_path.exists() else self._home.path
         if shutil.disk_usage(place).free < FREE_BYTES_MIN:
             raise Overloaded(503, "the disk of the log is nearly full")
@@ -108,7 +110,7 @@ class Intake:
             self._thread.join()
 
     def _write(self) -> None:
-        producer: Producer | None = None
+        producer: Appends | None = None
         ending = False
         while not ending:
             first = self._waiting.get()
@@ -116,7 +118,7 @@ class Intake:
                 return
             gathered, ending = self._gather(first)
             try:
-                producer = producer or Producer(DirectoryLog(self._home.log_path))
+                producer = producer or open_producer(self._home)
                 producer.append(b"".join(body for body, _, _ in gathered))
             except Exception as error:
                 for _, _, done in gathered:

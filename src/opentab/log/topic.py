@@ -1,0 +1,220 @@
+"""Kafka as the log: a topic, whose partitions are the log's, read by offset.
+
+A position in a partition is the offset that is read next, so it counts from 0 like the positions in a directory: a
+message's number is its offset + 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from opentab.errors import LogError, LogUnreachable
+from opentab.kafka import KafkaSettings
+
+TIMEOUT_SECONDS = 5.0
+READ_SECONDS_MAX = 30.0
+PARTITIONS_SECONDS = 2.0  # how soon a partition that was added is seen
+CONSUME_MESSAGES = 10_000
+
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+# What Kafka's client says of broken connections goes to who asks for it: errors reach us as errors.
+kafka_logger = logging.getLogger("opentab.kafka")
+kafka_logger.addHandler(logging.NullHandler())
+kafka_logger.propagate = False
+
+
+class Message(NamedTuple):
+    """What one message holds: its place, when it arrived, and its bytes."""
+
+    offset: int
+    arrived_us: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where each partition begins and ends right now: its first offset that is kept, and its next offset."""
+
+    first: Mapping[int, int]
+    next: Mapping[int, int]
+
+
+class Topic:
+    """A topic that events arrive in: where its partitions end, and its messages by offset."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.name = settings.topic
+        self._partitions: list[int] = []
+        self._partitions_at = float("-inf")
+
+    def __str__(self) -> str:
+        return f"topic {self.name!r} at {self.settings.brokers}"
+
+    def create(self) -> bool:
+        """Make the topic if there is none; whether it was made.
+
+        Messages get the time of their arrival, and all of them are kept: the audit reads them again.
+        """
+        if self._found():
+            return False
+        topic = NewTopic(
+            self.name,
+            num_partitions=self.settings.partitions,
+            replication_factor=self.settings.replication or -1,
+            config={"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "retention.bytes": "-1"},
+        )
+        made = self._admin.create_topics([topic], request_timeout=TIMEOUT_SECONDS)[self.name]
+        self._ask(made.result)
+        self._partitions_at = float("-inf")
+        return True
+
+    def check_exists(self) -> None:
+        """Raise if there is no such topic."""
+        if not self._found():
+            raise LogError(
+                f"Kafka at {self.settings.brokers} has no topic {self.name!r}",
+                hint="opentab ingest makes it, or make it with your own tools",
+            )
+
+    def partitions(self) -> list[int]:
+        """The numbers of the partitions there are; one that was added is seen within seconds."""
+        if time.monotonic() - self._partitions_at > PARTITIONS_SECONDS:
+            self.check_exists()
+        return self._partitions
+
+    def ends(self) -> Ends:
+        """Where the partitions begin and end; what an open transaction has written is not there yet."""
+        partitions = self.partitions()
+        return Ends(self._offsets(partitions, EARLIEST), self._offsets(partitions, LATEST))
+
+    def next_offsets(self) -> Mapping[int, int]:
+        """The next offset of each partition."""
+        return self._offsets(self.partitions(), LATEST)
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, list[Message]]:
+        """The messages of some partitions from an offset up to another, that one excluded.
+
+        Offsets that hold no message, a transaction's marks for example, are passed over.
+        """
+        found: dict[int, list[Message]] = {number: [] for number in ranges}
+        left = {number for number, (first, end) in ranges.items() if first < end}
+        consumer = self._consumer
+        try:
+            consumer.assign([TopicPartition(self.name, number, ranges[number][0]) for number in left])
+            deadline = time.monotonic() + READ_SECONDS_MAX
+            while left:
+                for message in consumer.consume(CONSUME_MESSAGES, timeout=0.1):
+                    error = message.error()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    number, offset = message.partition() or 0, message.offset() or 0
+                    end = ranges[number][1]
+                    if error is None and offset < end:
+                        found[number].append(Message(offset, message.timestamp()[1] * 1000, message.value() or b""))
+                    if offset >= end - (error is None):
+                        left.discard(number)
+                if time.monotonic() > deadline:
+                    raise self._unreachable(f"no answer for {READ_SECONDS_MAX:.0f} s")
+            consumer.unassign()
+        except KafkaException as error:
+            raise self._trouble(error) from error
+        return found
+
+    def arrived_us(self, partition: int, offset: int) -> int | None:
+        """When the message at an offset, or the next one there is, arrived; None if there is none yet."""
+        end = self.next_offsets().get(partition, 0)
+        while offset < end:
+            messages = self.read({partition: (offset, min(offset + 1, end))})[partition]
+            if messages:
+                return messages[0].arrived_us
+            offset += 1
+        return None
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if "_consumer" in self.__dict__:
+            self._consumer.close()
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return AdminClient(self.settings.client(), logger=kafka_logger)
+
+    @cached_property
+    def _consumer(self) -> Consumer:
+        options = {
+            # No group is ever joined and no offset stored: the journal is what knows the positions.
+            "group.id": "opentab",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 20,
+        }
+        return Consumer(self.settings.client() | options, logger=kafka_logger)
+
+    def _found(self) -> bool:
+        """Whether the topic is there; remembers its partitions."""
+        metadata = self._ask(lambda: self._admin.list_topics(self.name, timeout=TIMEOUT_SECONDS))
+        topic = metadata.topics.get(self.name)
+        if topic is None or (topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):
+            return False
+        if topic.error is not None:
+            raise self._unreachable(topic.error.str())
+        self._partitions = sorted(topic.partitions)
+        self._partitions_at = time.monotonic()
+        return bool(self._partitions)
+
+    def _offsets(self, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
+        asked = {TopicPartition(self.name, number): spec for number in partitions}
+        futures = self._ask(
+            lambda: self._admin.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+            )
+        )
+        found: dict[int, int] = {}
+        for partition, future in futures.items():
+            found[partition.partition] = self._ask(partial(future.result, TIMEOUT_SECONDS)).offset
+        return found
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except KafkaException as error:
+            raise self._trouble(error) from error
+        except FutureTimeout as error:
+            raise self._unreachable("no answer") from error
+
+    def _trouble(self, error: KafkaException) -> LogError:
+        reason = error.args[0]
+        if reason.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            return data_lost(self, "an offset that the journal goes on from is not in the topic")
+        return self._unreachable(reason.str())
+
+    def _unreachable(self, reason: str) -> LogUnreachable:
+        return LogUnreachable(
+            f"Kafka does not answer for {self}: {reason}",
+            hint="nothing is lost: it goes on when the brokers are back",
+            retry_helps=True,
+        )
+
+
+def data_lost(topic: Topic, fact: str) -> LogError:
+    """What to say where the topic does not hold what the journal goes on from."""
+    return LogError(
+        f"{topic} has lost events: {fact}",
+        hint="restore them, or go on without them: opentab run --accept-loss (opentab verify will name the gap)",
+    )

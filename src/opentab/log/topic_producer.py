@@ -1,0 +1,123 @@
+"""Events into a Kafka topic: one message an event, keyed by its customer, each there once.
+
+The producer is idempotent, so a message that Kafka's client sends again is not there twice. A customer's events go
+to one partition and keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from opentab.errors import InputError, LogUnreachable
+from opentab.kafka import KafkaSettings
+from opentab.log.topic import Topic, kafka_logger
+
+DELIVERY_SECONDS = 30
+WAITING_MESSAGES_MAX = 500_000
+
+
+class _Keyed(msgspec.Struct, gc=False):
+    customer: str | None = None
+    subject: str | None = None
+
+
+_decode_key = msgspec.json.Decoder(_Keyed).decode
+
+
+def key_of(line: bytes) -> bytes | None:
+    """The customer whose event this is, as far as it can be told; a line that cannot be billed has none."""
+    try:
+        keyed = _decode_key(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    customer = keyed.customer if keyed.customer is not None else keyed.subject
+    return customer.encode("utf-8", "surrogatepass") if customer else None
+
+
+class Sender:
+    """Sends messages to a topic. When `send` returns, Kafka has them for good."""
+
+    def __init__(self, topic: Topic, partition: int = -1) -> None:
+        """With a `partition` all go there; else a key's messages go where Kafka's own producers put them."""
+        self._topic = topic
+        self._partition = partition
+        self._failed: KafkaError | None = None
+        self._producer = self._connect()
+
+    def send(self, messages: Iterable[tuple[bytes | None, bytes]]) -> int:
+        """Send keys and values; returns how many once Kafka has them."""
+        self._failed = None
+        count = 0
+        for key, value in messages:
+            self._produce(key, value)
+            count += 1
+        left = self._producer.flush(DELIVERY_SECONDS)
+        if left or self._failed is not None:
+            reason = self._failed.str() if self._failed else f"{left:,} messages were not taken in time"
+            # What this producer still holds must not arrive behind our back.
+            self._producer.purge()
+            self._producer = self._connect()
+            raise LogUnreachable(
+                f"Kafka did not take all messages for {self._topic}: {reason}",
+                hint="some may be there: send them again with the same ids",
+                retry_helps=True,
+            )
+        return count
+
+    def _produce(self, key: bytes | None, value: bytes) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic.name, value=value, key=key, partition=self._partition, on_delivery=self._delivered
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                self._failed = error.args[0]
+                return
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._failed = error
+
+    def _connect(self) -> Producer:
+        options: dict[str, Any] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 5,
+            "compression.type": "lz4",
+            "delivery.timeout.ms": DELIVERY_SECONDS * 1000,
+            "queue.buffering.max.messages": WAITING_MESSAGES_MAX,
+            "partitioner": "murmur2_random",  # where Kafka's own producers put the same customer
+        }
+        return Producer(self._topic.settings.client() | options, logger=kafka_logger)
+
+
+class TopicProducer:
+    """Appends to the topic that is the log. When `append` returns, Kafka has the lines for good."""
+
+    def __init__(self, settings: KafkaSettings, partition: str | None = None) -> None:
+        """With `partition`, a number, everything goes there; else a customer's events go where its name leads."""
+        if partition is not None and not partition.isdecimal():
+            raise InputError(
+                f"{partition!r} is no partition of a Kafka topic",
+                hint="give its number, or leave out --partition: the customer decides",
+            )
+        topic = Topic(settings)
+        topic.create()
+        if partition is not None and int(partition) not in topic.partitions():
+            raise InputError(
+                f"{topic} has no partition {partition}", hint=f"it has {len(topic.partitions())}, counted from 0"
+            )
+        self.partition = partition or "by customer"
+        self._sender = Sender(topic, -1 if partition is None else int(partition))
+
+    def append(self, body: bytes) -> int:
+        """Send whole lines, one message each, and return how many once Kafka has them."""
+        lines = (line for line in body.split(b"\n") if line.strip())
+        return self._sender.send((key_of(line), line) for line in lines)

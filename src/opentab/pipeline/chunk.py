@@ -1,0 +1,78 @@
+"""Some lines of one partition of the log, on their way through a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from opentab.log.segment import Segment
+from opentab.periods import Int64s
+
+
+class Chunk(Protocol):
+    """Lines as they came, the arrival time of each, and where each stands in the log."""
+
+    @property
+    def partition(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    @property
+    def lines(self) -> list[bytes]: ...
+    @property
+    def arrived_us(self) -> Int64s: ...
+    @property
+    def bytes(self) -> int: ...
+    def place(self, index: int) -> str: ...
+
+
+class SegmentChunk:
+    """A segment of a directory: its lines arrived together."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.partition = segment.header.partition
+        self.first = self.last = segment.header.number
+        self.lines = bytes(segment.body).split(b"\n")[:-1]  # the body ends in a newline
+        self.arrived_us = np.full(len(self.lines), segment.header.arrived_us, np.int64)
+        self.bytes = segment.header.bytes
+        self._body_at = segment.body_at
+
+    def place(self, index: int) -> str:
+        """The segment's number and the byte at which the line begins."""
+        return f"{self.partition}/{self.first}@{self._starts[index]}"
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(accumulate((len(line) + 1 for line in self.lines), initial=self._body_at))
+
+
+@dataclass(frozen=True)
+class MessageChunk:
+    """Messages of one partition of a Kafka topic, in the order of their offsets."""
+
+    partition: str
+    offsets: Sequence[int]
+    lines: list[bytes]
+    arrived_us: Int64s
+
+    @property
+    def first(self) -> int:
+        return int(self.offsets[0]) + 1
+
+    @property
+    def last(self) -> int:
+        return int(self.offsets[-1]) + 1
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.lines))
+
+    def place(self, index: int) -> str:
+        """The partition and the message's offset."""
+        return f"{self.partition}/{self.offsets[index]}"

@@ -1,0 +1,167 @@
+"""A directory's segments, batch after batch: billed by Spark's tasks, or by the driver itself where they are few.
+
+A job of Spark's costs a tenth of a second and more, however small; a few thousand events take a hundredth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from heapq import merge
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from opentab.config import Home
+from opentab.log.directory import NAME_PATTERN, DirectoryLog, Waiting
+from opentab.log.segment import parse_segment
+from opentab.pipeline.chunk import Chunk, SegmentChunk
+from opentab.pipeline.source import EVENT_BYTES_MIN, OutOfTurn, Positions
+from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_chunks, joined, packed, unpacked
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class DirectorySource:
+    """The log in a directory."""
+
+    unit = "segments"
+
+    def __init__(self, log: DirectoryLog, home: Home) -> None:
+        self.log = log
+        self._batch_events_max: int = home["pipeline.batch_events_max"]
+        self._local_bytes_max: int = home["pipeline.local_bytes_max"]
+        self._shares_disk = home.spark["spark.master"].startswith("local")
+
+    def open(self, positions: Positions) -> None:
+        """Bring back what the journal has not, archive what it has, and tidy up."""
+        self.log.create()
+        self.log.restore(dict(positions))
+        self.release(positions)
+        self.log.sweep_aside()
+        self.log.restamp()
+
+    def ends(self) -> dict[str, int]:
+        return {name: numbers[-1] for name, numbers in self.log.pending().items()}
+
+    def unread(self, positions: Positions) -> int:
+        return sum(len(numbers) for numbers in self.log.unread(dict(positions)).values())
+
+    def next(self, positions: Positions) -> SegmentPortion | None:
+        segments = next_segments(self.log, positions, batch_events_max=self._batch_events_max)
+        if not segments:
+            return None
+        is_small = sum(segment.size for segment in segments) <= self._local_bytes_max
+        return SegmentPortion(self.log, segments, positions, is_small=is_small, shares_disk=self._shares_disk)
+
+    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
+        return self.log.has_unread(partition, number, upto_us)
+
+    def release(self, positions: Positions) -> None:
+        self.log.archive_upto(dict(positions))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class SegmentPortion:
+    """Some segments, to be billed as one batch."""
+
+    def __init__(
+        self, log: DirectoryLog, segments: Sequence[Waiting], positions: Positions, *,
+        is_small: bool = True, shares_disk: bool = True,
+    ) -> None:  # fmt: skip
+        self._log = log
+        self._segments = segments
+        self._positions = positions
+        self._is_small = is_small
+        self._shares_disk = shares_disk
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        numbers: dict[str, list[int]] = {}
+        for segment in self._segments:
+            numbers.setdefault(place_of(segment.name)[0], []).append(segment.number)
+        return {name: (self._positions.get(name, 0) + 1, max(found)) for name, found in sorted(numbers.items())}
+
+    def bill(self, spark: SparkSession | None, order: Order) -> list[Report]:
+        """What came of them, one report for each share."""
+        if self._is_small or spark is None:
+            return [bill_names(self._log.path, [segment.name for segment in self._segments], order)]
+        shares = shared_out(self._segments, spark.sparkContext.defaultParallelism)
+        if not self._shares_disk:
+            return self._bill_far(spark, shares, order)
+        numbers = spark.range(0, len(shares), 1, len(shares))
+        work = partial(bill_shares, shares=shares, log_path=self._log.path, order=order)
+        return unpacked(numbers.mapInArrow(work, REPORT_SCHEMA).collect())
+
+    def check(self, reports: Sequence[Report]) -> None:
+        """Raise unless the reports hold the segments that follow the journal's, each once and without a gap."""
+        for name, (first, last) in self.ranges.items():
+            ranges = joined(one for report in reports if name in report.taken for one in report.taken[name].ranges)
+            if ranges != [(first, last)]:
+                for number in range(first, last):
+                    self._log.path_of(name, number)  # says so if one of them is gone
+                raise OutOfTurn(f"{name}: {ranges} do not follow {first - 1}")
+
+    def _bill_far(self, spark: SparkSession, shares: list[list[str]], order: Order) -> list[Report]:
+        """Send the segments themselves: the executors have other disks."""
+        datas = [[self._log.path_of(*place_of(name)).read_bytes() for name in share] for share in shares]
+        work = partial(bill_datas, order=order)
+        return unpacked(spark.sparkContext.parallelize(datas, len(datas)).map(work).collect())
+
+
+def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: int) -> list[Waiting]:
+    """The oldest segments that the journal has not, of all partitions, and at least one if there is any.
+
+    They are bounded in bytes: no event that can be billed is shorter than EVENT_BYTES_MIN.
+    """
+    waiting = merge(*log.waiting(dict(positions)).values(), key=lambda segment: segment.arrived_ns)
+    segments = list(waiting)
+    bytes_max = batch_events_max * EVENT_BYTES_MIN
+    sizes = accumulate(segment.size for segment in segments)
+    fitting = sum(1 for size in sizes if size <= bytes_max)
+    return segments[: max(1, fitting)]
+
+
+def shared_out(segments: Iterable[Waiting], tasks: int) -> list[list[str]]:
+    """Names of segments for so many tasks at most, about as many bytes for each."""
+    shares: list[tuple[int, list[str]]] = [(0, []) for _ in range(tasks)]
+    for segment in sorted(segments, key=lambda segment: -segment.size):
+        least = min(range(tasks), key=lambda at: shares[at][0])
+        size, names = shares[least]
+        shares[least] = (size + segment.size, [*names, segment.name])
+    return [names for _, names in shares if names]
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """The partition and the number of a segment, by the name of its file."""
+    match = NAME_PATTERN.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name} is not the name of a segment")
+    return match["partition"], int(match["number"])
+
+
+def bill_names(log_path: Path, names: Iterable[str], order: Order) -> Report:
+    """Bill some segments of a directory, given by their file names."""
+    log = DirectoryLog(log_path)
+    return bill_chunks((SegmentChunk(log.read(*place)) for place in sorted(map(place_of, names))), order)
+
+
+def bill_shares(
+    numbers: Iterator[pa.RecordBatch], shares: Sequence[list[str]], log_path: Path, order: Order
+) -> Iterator[pa.RecordBatch]:
+    """The body of mapInArrow: the number of a share comes in, its report goes out."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield packed(bill_names(log_path, shares[number], order))
+
+
+def bill_datas(datas: Iterable[bytes], order: Order) -> tuple[bytes]:
+    """The same for segments that come as they are, in one row of an RDD."""
+    chunks: list[Chunk] = [SegmentChunk(parse_segment(data)) for data in datas]
+    chunks.sort(key=lambda chunk: (chunk.partition, chunk.first))
+    return (bytes(packed(bill_chunks(chunks, order)).column(0)[0].as_py()),)

@@ -1,0 +1,408 @@
+"""Kafka as the log: a real broker, the same commands, the same bill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from brokers import secure
+from opentab import config
+from opentab.audit.verify import verify
+from opentab.config import Home
+from opentab.errors import ConfigError, LogError, LogUnreachable
+from opentab.lab.broker import Broker
+from opentab.ledger.journal import Journal
+from opentab.ledger.rejections import rejection_rows
+from opentab.log import open_producer, open_topic
+from opentab.log.topic_producer import key_of
+from opentab.pipeline.delivery import publish_rejections
+from opentab.pipeline.job import Job
+from opentab.pipeline.source import open_source
+from opentab.server.intake import Intake
+from opentab.sinks.rejections import dead_letters
+from processes import streams, wait_for
+from product import event, json_lines, opentab
+
+SPARK_ONLY = "[pipeline]\nbatch_events_max = 2000\nlocal_bytes_max = 0\n"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+def home_on(broker: Broker, path: Path, settings: str = "", topic: str | None = None) -> Home:
+    """A home whose log is a topic of its own."""
+    path.mkdir(exist_ok=True)
+    uri = f'[log]\nuri = "kafka://{broker.address}/{topic or path.parent.name + path.name}"\n'
+    (path / "opentab.toml").write_text(uri + settings)
+    return config.load(path)
+
+
+@pytest.fixture
+def kafka_home(broker: Broker, tmp_path: Path) -> Home:
+    return home_on(broker, tmp_path / "home")
+
+
+def append(home: Home, *lines: str, partition: str | None = None) -> None:
+    open_producer(home, partition).append("\n".join(lines).encode())
+
+
+def bill_all(home: Home, *, accept_loss: bool = False) -> Journal:
+    """Bill what waits in the topic, as a start of the pipeline does, without Spark."""
+    source = open_source(home, accept_loss=accept_loss)
+    job = Job(home, Journal.create(home.ledger_path, home.identity), source, run="run")
+    source.open(job.positions)
+    while portion := source.next(job.positions):
+        job.bill(portion)
+    source.close()
+    return job.journal
+
+
+def total(home: Home, customer: str = "emma") -> str:
+    found = json_lines(opentab("totals", "--customer", customer, "--format", "json", home=home).stdout)
+    return str(found[0]["total"]) if found else "none"
+
+
+def check_log(home: Home, journal: Journal) -> list[str]:
+    """What the audit finds wrong."""
+    return [sample for check in verify(home, journal).checks for sample in check.samples]
+
+
+def admin_of(broker: Broker) -> AdminClient:
+    return AdminClient(broker.client_options)
+
+
+def add_partitions(broker: Broker, home: Home, count: int) -> None:
+    topic = open_topic(home)
+    assert topic is not None
+    for future in admin_of(broker).create_partitions([NewPartitions(topic.name, count)]).values():
+        future.result(timeout=30)
+
+
+def lose(broker: Broker, home: Home, partition: int, before: int) -> None:
+    """Let Kafka drop the messages before an offset, as retention does."""
+    topic = open_topic(home)
+    assert topic is not None
+    place = TopicPartition(topic.name, partition, before)
+    for future in admin_of(broker).delete_records([place]).values():
+        future.result(timeout=30)
+
+
+def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
+    """Simulator, topic, Spark's own Kafka source, closings, late and bad events, the audit, the dead letters."""
+    letters = '[kafka]\nrejections_topic = "the-whole-way-rejections"\npartitions = 3\n'
+    home = home_on(broker, tmp_path / "home", SPARK_ONLY + letters)
+    opentab("generate", "--events", "300", "--bad", "0.02", "--beyond", "0.01", "--until-final", home=home)
+    opentab("run", "--once", home=home)
+    verdict = json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]
+    assert verdict["agrees"] and verdict["not_yet_billed_segments"] == 0, verdict
+    # The checkpoint is of no use to anyone: the journal knows the offsets.
+    shutil.rmtree(home.checkpoint_path, ignore_errors=True)
+    assert "nothing new in the log" in opentab("run", "--once", home=home).stderr
+
+    journal = Journal.open(home.ledger_path, home.identity)
+    assert journal is not None and journal.position > 3
+    rejected = {row["place"]: row["raw"] for row in rejection_rows(journal)}
+    published = dict(read_all(broker, "the-whole-way-rejections"))
+    assert len(rejected) > 10 and set(published) == {place.encode() for place in rejected}
+    assert {json.loads(value)["reason"] for value in published.values()} >= {"not_json", "bad_amount"}
+
+    events = opentab("trace", "2026-01", "emma", "--events", home=home, check=False)
+    assert events.returncode in (0, 2), events.stderr
+    lines = opentab("tail", "--no-follow", "-n", "4", home=home).stdout.splitlines()
+    assert len(lines) == 4
+
+
+def read_all(broker: Broker, topic: str) -> list[tuple[bytes, bytes]]:
+    consumer = Consumer(broker.client_options | {"group.id": "test", "enable.auto.commit": False})
+    partitions = sorted(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    places = [TopicPartition(topic, number, 0) for number in partitions]
+    count = sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
+    consumer.assign(places)
+    messages = consumer.consume(count, timeout=60)
+    consumer.close()
+    return [(message.key(), message.value()) for message in messages]
+
+
+def test_a_customer_has_one_partition(broker: Broker, kafka_home: Home) -> None:
+    append(kafka_home, *(event(f"customer {n % 20}") for n in range(200)))
+    topic = open_topic(kafka_home)
+    assert topic is not None
+    ends = topic.next_offsets()
+    found = topic.read({number: (0, end) for number, end in ends.items()})
+    by_partition = {number: {key_of(m.value) for m in messages} for number, messages in found.items()}
+    assert sum(map(len, by_partition.values())) == 20
+    assert sum(1 for keys in by_partition.values() if keys) > 1
+    assert all(message.arrived_us > 0 for messages in found.values() for message in messages)
+
+
+@pytest.mark.parametrize(
+    "line, key",
+    [
+        (event("emma").encode(), b"emma"),
+        ('{"specversion":"1.0","subject":"ünal","data":{}}'.encode(), "ünal".encode()),
+        (b'{"customer":1}', None),
+        (b"no json", None),
+        (b"\xff\xfe", None),
+        (b'{"customer":""}', None),
+    ],
+)
+def test_keys(line: bytes, key: bytes | None) -> None:
+    assert key_of(line) == key
+
+
+def test_batches_go_on_from_the_journal(kafka_home: Home) -> None:
+    for amount in ("1.00", "2.00", "4.00"):
+        append(kafka_home, event(amount=amount), "not json", "")
+        journal = bill_all(kafka_home)
+    assert journal.position == 3
+    assert total(kafka_home) == "7.000000"
+    assert check_log(kafka_home, journal) == []
+    places = [row["place"] for row in rejection_rows(journal)]
+    topic = open_topic(kafka_home)
+    assert topic is not None
+    for place in places:
+        number, offset = map(int, place.split("/"))
+        assert topic.read({number: (offset, offset + 1)})[number][0].value == b"not json"
+
+
+def test_a_message_may_hold_line_breaks(kafka_home: Home, broker: Broker) -> None:
+    topic = open_topic(kafka_home)
+    assert topic is not None
+    topic.create()
+    producer = Producer(broker.client_options)
+    producer.produce(topic.name, event(amount="3.00").replace(",", ",\n").encode(), partition=0)
+    producer.produce(topic.name, b'{"a":\n', partition=0)
+    producer.produce(topic.name, None, key=b"a tombstone", partition=1)
+    producer.flush(30)
+    journal = bill_all(kafka_home)
+    assert total(kafka_home) == "3.000000"
+    assert [row["raw"] for row in rejection_rows(journal)] == [b'{"a":\n']
+    assert check_log(kafka_home, journal) == []
+
+
+def test_partitions_are_added(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    append(home, event(amount="1.00"))
+    bill_all(home)
+    add_partitions(broker, home, 3)
+    for number in ("0", "1", "2"):
+        wait_for(lambda number=number: _takes(home, number), "the new partition is known")
+    journal = bill_all(home)
+    assert total(home) == "31.000000"
+    last = journal.last()
+    assert last is not None and {name: state.segment for name, state in last.partitions.items()} == {
+        "0": 2,
+        "1": 1,
+        "2": 1,
+    }
+    assert check_log(home, journal) == []
+
+
+def _takes(home: Home, partition: str) -> bool:
+    try:
+        append(home, event(amount="10.00"), partition=partition)
+    except Exception:
+        return False
+    return True
+
+
+def test_an_idle_partition_holds_nobody_back(broker: Broker, tmp_path: Path) -> None:
+    """It is idle by the log's own clock: the arrival of later messages elsewhere."""
+    home = home_on(broker, tmp_path / "home", '[kafka]\npartitions = 2\n[pipeline]\nidle_after = "1ms"\n')
+    append(home, event(time="2026-01-05T00:00:00Z"), partition="0")
+    bill_all(home)
+    append(home, event(time="2026-03-05T00:00:00Z"), partition="1")
+    journal = bill_all(home)
+    last = journal.last()
+    assert last is not None and last.partitions["0"].idle and not last.partitions["1"].idle
+    assert check_log(home, journal) == []
+
+
+def test_lost_events_stop_the_pipeline(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    append(home, event(amount="1.00"))
+    bill_all(home)
+    append(home, *(event(amount="1.00") for _ in range(5)))
+    lose(broker, home, 0, 3)
+    done = opentab("run", "--once", home=home, check=False)
+    assert done.returncode == 1
+    assert "has lost events: partition 0 begins at offset 3, the journal goes on from 1" in done.stderr
+    assert "--accept-loss" in done.stderr
+    journal = bill_all(home, accept_loss=True)
+    assert total(home) == "4.000000"
+    assert "batch 2, log partition '0': no batch took the messages 2 to 3" in check_log(home, journal)
+
+
+def test_another_topic_of_the_same_name(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    append(home, event(), event())
+    bill_all(home)
+    topic = open_topic(home)
+    assert topic is not None
+    for future in admin_of(broker).delete_topics([topic.name]).values():
+        future.result(timeout=30)
+    wait_for(lambda: _made_anew(home), "the topic was made anew")
+    with pytest.raises(LogError, match="ends at offset 1, the journal is at 2; is it another topic"):
+        bill_all(home)
+
+
+def _made_anew(home: Home) -> bool:
+    try:
+        append(home, event())
+    except LogError:
+        return False
+    return True
+
+
+def test_a_new_home_begins_with_what_there_is(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    append(home, *(event(amount="1.00") for _ in range(5)))
+    lose(broker, home, 0, 2)
+    journal = bill_all(home)
+    assert total(home) == "3.000000"
+    assert check_log(home, journal) == []
+
+
+def test_only_committed_messages_count(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    topic = open_topic(home)
+    assert topic is not None
+    topic.create()
+    producer = Producer(broker.client_options | {"transactional.id": "test", "transaction.timeout.ms": 20_000})
+    producer.init_transactions(30)
+    for amount, keep in (("1.00", True), ("2.00", False), ("4.00", True)):
+        producer.begin_transaction()
+        producer.produce(topic.name, event(amount=amount).encode())
+        producer.flush(30)
+        if amount == "4.00":
+            # Not committed yet: it is not there.
+            bill_all(home)
+            assert total(home) == "1.000000"
+        (producer.commit_transaction if keep else producer.abort_transaction)(30)
+    journal = bill_all(home)
+    assert total(home) == "5.000000"
+    assert check_log(home, journal) == []
+    # Behind the last event stands a mark that is no message, and it is passed, too.
+    assert bill_all(home).position == journal.position
+
+
+def test_dead_letters_are_published_once(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", '[kafka]\nrejections_topic = "published-once"\n')
+    letters = dead_letters(home)
+    append(home, "one", event())
+    bill_all(home)
+    assert publish_rejections(home, letters) == 1
+    assert publish_rejections(home, letters) == 0
+    append(home, event())
+    bill_all(home)
+    assert publish_rejections(home, letters) == 0
+    append(home, "two", '{"customer":"emma"}')
+    bill_all(home)
+    assert publish_rejections(home, dead_letters(home)) == 2
+    assert sorted(json.loads(value)["raw"] for _, value in read_all(broker, "published-once")) == [
+        "one",
+        "two",
+        '{"customer":"emma"}',
+    ]
+
+
+def test_events_over_http_go_to_the_topic(kafka_home: Home) -> None:
+    intake = Intake(kafka_home)
+    intake.check_room()
+    intake.append([event(amount="1.00").encode(), event(amount="2.00").encode()]).result(timeout=60)
+    intake.close()
+    bill_all(kafka_home)
+    assert total(kafka_home) == "3.000000"
+
+
+def test_tls_and_a_password(tmp_path: Path) -> None:
+    security = secure(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "password").write_text(security.password + "\n")
+    with Broker(tmp_path / "broker", security=security) as broker:
+        reached = (
+            f'[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_username = "{security.username}"\n'
+            f'sasl_password_file = "password"\ntls_ca = "{security.ca_path}"\npartitions = 2\n'
+        )
+        home = home_on(broker, tmp_path / "home", SPARK_ONLY + reached)
+        opentab("ingest", home=home, stdin=f"{event(amount='1.00')}\n{event('ann', '2.00')}\n")
+        opentab("run", "--once", home=home)
+        assert total(home) == "1.000000"
+        assert json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]["agrees"]
+
+        (home.path / "password").write_text("wrong")
+        done = opentab("ingest", home=home, stdin=event(), check=False)
+        assert done.returncode == 1 and "Kafka does not answer" in done.stderr
+        assert "wrong" not in done.stderr and security.password not in done.stderr
+
+
+def test_the_broker_is_killed_and_comes_back(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 2\n")
+        append(home, event(amount="1.00"))
+        pipeline = start("run", home=home)
+        wait_for(lambda: streams(home, pipeline), "the pipeline streams")
+        wait_for(lambda: total(home) == "1.000000", "the first event is billed")
+        broker.kill()
+        with pytest.raises(LogUnreachable, match="Kafka does"):
+            append(home, event(amount="2.00"))
+        broker.start()
+        append(home, event(amount="4.00"))
+        wait_for(lambda: total(home) in ("5.000000", "7.000000"), "the pipeline goes on by itself")
+        assert pipeline.poll() is None
+        pipeline.terminate()
+        assert pipeline.wait(timeout=60) == 0
+        assert json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]["agrees"]
+
+
+def test_brokers_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "opentab.toml").write_text('[log]\nuri = "kafka://127.0.0.1:1/events"\n')
+    done = opentab("ingest", home=tmp_path, stdin=event(), check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("opentab: Kafka does not answer for topic 'events' at 127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("uri", ["kafka://", "kafka://broker/topic", "kafka://broker:9092/", "kafka:events"])
+def test_a_uri_that_names_no_topic(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "opentab.toml").write_text(f'[log]\nuri = "{uri}"\n')
+    with pytest.raises(ConfigError, match="names no Kafka topic"):
+        config.load(tmp_path)
+
+
+def test_options_pass_through(tmp_path: Path) -> None:
+    """Any option of either client, in its own words; a password with quotes reaches Java whole."""
+    (tmp_path / "opentab.toml").write_text(
+        '[log]\nuri = "kafka://one:9092,two:9093/e"\n[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\n'
+        'sasl_mechanism = "SCRAM-SHA-512"\nsasl_username = "ann"\nsasl_password_file = "password"\n'
+        '[kafka.client]\n"socket.timeout.ms" = 5000\n[kafka.spark]\n"max.poll.records" = 9\n'
+    )
+    (tmp_path / "password").write_text('say "please"\\\n')
+    kafka = config.load(tmp_path).kafka
+    assert kafka is not None
+    assert kafka.client() == {
+        "bootstrap.servers": "one:9092,two:9093",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "ann",
+        "sasl.password": 'say "please"\\',
+        "socket.timeout.ms": "5000",
+    }
+    spark = kafka.spark()
+    assert spark["kafka.max.poll.records"] == "9"
+    assert spark["kafka.sasl.jaas.config"] == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ann" password="say \\"please\\"\\\\";'
+    )
+    assert "please" not in repr(kafka)
