@@ -797,6 +797,22 @@ def _key(home: Home) -> bytes:
     return key
 
 
+@commands.command()
+@click.option("--only", multiple=True, metavar="NAME", help="this fault, and others that are named so; else all")
+@click.option("--short", is_flag=True, help="every fault once, quickly")
+@click.option("--minutes", default=0.0, show_default=True, help="go on with faults at random until so long has passed")
+@click.option("--seed", type=click.IntRange(min=0), help="the same seed draws the same; else one is drawn, and printed")
+@click.option("--json", "json_", type=click.Path(path_type=Path), metavar="FILE", help="write what was measured there")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write chaos.md and chaos.png there")
+def chaos(only: tuple[str, ...], seed: int | None, **options: Any) -> int:
+    """Break everything for real, one thing after the other with load on, and show that the bill still adds up."""
+    from opentab.lab.chaos.command import run_chaos
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    seed = int.from_bytes(os.urandom(4)) if seed is None else seed
+    return OK if run_chaos(only, seed=seed, **options) else DIFFERENT
+
+
 @commands.group()
 def bench() -> None:
     """Measure opentab on this machine."""

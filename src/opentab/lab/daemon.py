@@ -51,7 +51,6 @@ class Daemon:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

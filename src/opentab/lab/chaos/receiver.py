@@ -2,8 +2,8 @@
 
     python -m opentab.lab.chaos.receiver PORT DIRECTORY
 
-`DIRECTORY/mode` says how it behaves, `DIRECTORY/taken.jsonl` is what it took: one line a request, on the disk before the
-answer. An invoice counts when its id comes for the first time.
+`DIRECTORY/mode` says how it behaves, `DIRECTORY/taken.jsonl` is what came: one line a request, on the disk before
+its answer. An invoice counts when its id comes for the first time.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from opentab.config import Home
 from opentab.errors import MachineError, OpentabError
 from opentab.lab.daemon import Daemon
-from opentab.lab.trickle import last_tick_ms
 from opentab.periods import Period, next_period
 
 FIRST_PERIOD = "1971-01"
@@ -49,7 +48,7 @@ class Simulator:
         """To be called now and then: starts the next run where one has ended, while load is wanted."""
         if not self._is_over() or self._wanted is None:
             return
-        self._start(self._wanted, RUN_MONTHS)
+        self._start(self._wanted)
 
     def end(self) -> None:
         """Load off, once the run that is under way is over."""
@@ -59,25 +58,10 @@ class Simulator:
         """Whether all that was to be written is in the log; raises if a run has failed."""
         return self._wanted is None and self._is_over()
 
-    def write_final(self, shares: Shares, *, months: int) -> None:
-        """One run of some months, with time passing behind them until all of them are final."""
-        self._wanted = None
-        self._start(shares, months, "--until-final")
-        # Ticks behind the last month have moved the watermark on.
-        last = self._period
-        tick_us = last_tick_ms(self._before(last), rules=self._home.rules, calendar=self._home.calendar) * 1000
-        while self._home.calendar.start_us(self._period) <= tick_us:
-            self._period = next_period(self._period)
-
     def kill(self) -> None:
         """At the end of everything, whatever it is at."""
         if self._run is not None:
             self._run.kill()
-
-    def _before(self, period: Period) -> Period:
-        from opentab.periods import previous_period
-
-        return previous_period(period)
 
     def _is_over(self) -> bool:
         if self._run is None:
@@ -90,9 +74,9 @@ class Simulator:
         self.months_written += RUN_MONTHS
         return True
 
-    def _start(self, shares: Shares, months: int, *options: str) -> None:
+    def _start(self, shares: Shares) -> None:
         first = self._period
-        for _ in range(months):
+        for _ in range(RUN_MONTHS):
             self._period = next_period(self._period)
         if self._period > "2020-01":
             raise OpentabError("all months up to 2020 are simulated", hint="let it run for fewer minutes")
@@ -100,7 +84,7 @@ class Simulator:
         values = {
             "home": self._home.path,
             "first-period": first,
-            "months": months,
+            "months": RUN_MONTHS,
             "month-seconds": self.month_seconds,
             "events": self._events,
             "late": shares.late,
@@ -109,6 +93,6 @@ class Simulator:
             "seed": self._seed + self._runs,
         }
         words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "opentab.cli", "generate", *words, *options]
+        command = [sys.executable, "-m", "opentab.cli", "generate", *words]
         self._run = Daemon("generate", command, self._home.logs_path)
         self._run.start()

@@ -1,4 +1,4 @@
-"""All that plays: a broker, a Spark cluster, the pipeline and the deliverer under a supervisor, two replicas, a receiver.
+"""All that plays: a broker, a Spark cluster, pipeline and deliverer under a supervisor, two replicas, a receiver.
 
 They are processes of their own on loopback, and all of them end with us.
 """
@@ -6,6 +6,7 @@ They are processes of their own on loopback, and all of them end with us.
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -28,7 +29,8 @@ from opentab.lab.spark_cluster import SparkCluster
 TOPIC = "usage"
 PARTITIONS = 3
 PATIENCE_SECONDS = 600
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
+LEDGER_DISK = "256m"
 
 SETTINGS = """\
 [log]
@@ -79,8 +81,11 @@ LONG = Tempo(month_seconds=10.0, events=1000, driver_kills=5, outage_seconds=60.
 class Stage:
     """The processes, and what can be known of them from outside."""
 
-    def __init__(self, directory: Path, *, seed: int, tempo: Tempo) -> None:
+    def __init__(self, directory: Path, *, seed: int, tempo: Tempo, small_ledger: bool) -> None:
+        """With `small_ledger` the ledger is on a small disk of its own, which can be filled: we may mount one."""
         self.directory = directory
+        self.ledger_path = directory / "ledger"
+        self.ledger_is_small = small_ledger
         self.tempo = tempo
         self.broker = Broker(directory / "broker")
         self.cluster = SparkCluster(directory / "spark")
@@ -89,9 +94,7 @@ class Stage:
         self.replicas = [Replica(directory / f"replica-{number}", self.home) for number in (1, 2)]
         words = ["up", "--home", str(self.home.path), "--without", "serve", "--hung-after", "60s"]
         self.supervisor = Daemon("up", [sys.executable, "-m", "opentab.cli", *words], directory)
-        self.simulator = Simulator(
-            self.home, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events
-        )
+        self.simulator = Simulator(self.home, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events)
 
     def __enter__(self) -> Stage:
         try:
@@ -173,13 +176,15 @@ class Stage:
 
     def _make_home(self, path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True)
-        ledger = self.directory / "ledger"
-        ledger.mkdir(exist_ok=True)
+        self.ledger_path.mkdir(exist_ok=True)
+        if self.ledger_is_small:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={LEDGER_DISK}", "tmpfs", str(self.ledger_path)]
+            subprocess.run(mount, check=True)
         text = SETTINGS.format(
             broker=self.broker.address,
             topic=TOPIC,
             partitions=PARTITIONS,
-            ledger=ledger,
+            ledger=self.ledger_path,
             receiver=self.receiver.url,
             key=self.receiver.key_path,
             timeout=f"{TIMEOUT_SECONDS:.0f}",

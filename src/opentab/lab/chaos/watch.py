@@ -138,5 +138,5 @@ class Watch:
             except (OSError, http.client.HTTPException, msgspec.MsgspecError):
                 continue
             if status == http.client.OK:
-                return int(answer["events"]) + sum(answer["rejections"].values())
+                return int(answer["events"] + sum(answer["rejections"].values()))
         return None
