@@ -19,10 +19,9 @@ from opentab.lab.chaos.faults import FAULTS, Fault
 from opentab.lab.chaos.picture import draw
 from opentab.lab.chaos.play import Result, Run, play
 from opentab.lab.chaos.report import COLUMNS, as_json, markdown, matrix, row
-from opentab.lab.chaos.stage import LONG, SHORT
+from opentab.lab.chaos.stage import LONG, SHORT, Store
 
 NAMESPACE = "OPENTAB_CHAOS_SEED"  # set within a mount namespace of our own, with the seed drawn outside of it
-FULL_DISK = "disk-full"
 
 
 def run_chaos(
@@ -33,8 +32,7 @@ def run_chaos(
     for path in (out, json_.parent if json_ else None):
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
-    small_ledger = any(fault.name == FULL_DISK for fault in faults)
-    if small_ledger and NAMESPACE not in os.environ:
+    if any(fault.store is Store.SMALL_DISK for fault in faults) and NAMESPACE not in os.environ:
         _enter_namespace(seed)
     seed = int(os.environ.get(NAMESPACE, seed))
     directory = Path(tempfile.mkdtemp(prefix="opentab-chaos-"))
@@ -45,7 +43,6 @@ def run_chaos(
         seed=seed,
         tempo=SHORT if short else LONG,
         minutes=minutes,
-        small_ledger=small_ledger,
         say=_say,
         tell=_tell,
     )
@@ -79,7 +76,7 @@ def _enter_namespace(seed: int) -> NoReturn:
     except OSError:
         works = False
     if not works:
-        others = " ".join(f"--only {fault.name}" for fault in FAULTS if fault.name != FULL_DISK)
+        others = " ".join(f"--only {fault.name}" for fault in FAULTS if fault.store is not Store.SMALL_DISK)
         raise MachineError(
             "a disk cannot be filled here: unshare(1) may not make a mount namespace",
             hint=f"run as root, or play the others: {others}",

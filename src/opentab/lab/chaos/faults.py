@@ -18,12 +18,10 @@ import psutil
 from opentab.errors import OpentabError
 from opentab.lab.chaos.receiver import Mode
 from opentab.lab.chaos.simulator import USUAL, Shares
-from opentab.lab.chaos.stage import Stage, send
+from opentab.lab.chaos.stage import Stage, Store, send
 from opentab.lab.chaos.watch import Watch
 from opentab.lab.daemon import Daemon
 from opentab.lab.news import all_statements
-from opentab.ledger.invoices import Invoices
-from opentab.sinks.files import missing
 
 FRESH_SECONDS = 5.0  # an answer younger than this is a live one
 FILL_BYTES = 1024 * 1024
@@ -87,6 +85,7 @@ class Fault:
     holds: str
     play: Callable[[Scene], None]
     shares: Shares = USUAL
+    store: Store = Store.DISK  # what the ledger has to lie on
 
 
 def late_events(scene: Scene) -> None:
@@ -235,13 +234,26 @@ def zombie(scene: Scene) -> None:
 
 def disk_full(scene: Scene) -> None:
     stage = scene.stage
-    if not stage.ledger_is_small:
-        raise OpentabError("the ledger has no small disk of its own here", hint="mounting one needs unshare(1)")
     filler = stage.ledger_path / "filler"
     with scene.strike():
-        fill(filler)
-        stage.pass_time(stage.tempo.outage_seconds)
-        filler.unlink()
+        try:
+            fill(filler)
+            stage.pass_time(stage.tempo.outage_seconds)
+        finally:
+            filler.unlink()
+
+
+def storage(scene: Scene) -> None:
+    """The ledger's storage answers nobody for a while; replicas go on from their own copies."""
+    objects = scene.stage.objects
+    if objects is None:
+        raise OpentabError("the ledger is on a disk here")
+    with scene.strike():
+        objects.stand_still()
+        try:
+            scene.stage.pass_time(scene.stage.tempo.outage_seconds)
+        finally:
+            objects.go_on()
 
 
 def folder(scene: Scene) -> None:
@@ -249,22 +261,19 @@ def folder(scene: Scene) -> None:
     stage, home = scene.stage, scene.stage.home
     old = home.invoices_path.with_name("invoices-moved-away")
     shutil.rmtree(old, ignore_errors=True)
-
-    def written() -> bool:
-        invoices = Invoices.open(home.ledger_path)
-        return invoices is not None and not missing(home.invoices_path, invoices)
-
-    stage.wait_until(written, "all invoice files were there")
-    with scene.strike(written):
+    stage.wait_until(lambda: not stage.files_missing(), "all invoice files were there")
+    with scene.strike(lambda: not stage.files_missing()):
         home.invoices_path.rename(old)
         # Something that cannot be written to stands in its place, like the mount point of a disk that is gone.
         home.invoices_path.touch()
-        stale_since = time.monotonic()
-        _through_a_closing(scene)
-        reads = scene.watch.reads_between(stale_since, time.monotonic())
-        scene.must(all(read.answered for read in reads), "live totals stopped while the folder was gone")
-        home.invoices_path.unlink()
-        home.invoices_path.mkdir()
+        try:
+            since = time.monotonic()
+            _through_a_closing(scene)
+            reads = scene.watch.reads_between(since, time.monotonic())
+            scene.must(all(read.answered for read in reads), "live totals stopped while the folder was gone")
+        finally:
+            home.invoices_path.unlink()
+            home.invoices_path.mkdir()
     scene.notes["files_moved"] = _check_folders(scene, old)
 
 
@@ -298,7 +307,20 @@ FAULTS = (
     Fault("power-cut", "everything killed at once", "exact after the restart", power_cut),
     Fault("checkpoint", "the checkpoint directory deleted", "nothing changes", checkpoint),
     Fault("zombie", "the pipeline stands still and wakes up beside its successor", "fenced", zombie),
-    Fault("disk-full", "the disk under the ledger full", "stops clearly, goes on after", disk_full),
+    Fault(
+        "storage",
+        "the ledger's object store unreachable",
+        "reads go on with their age; waits or stops clearly, goes on after",
+        storage,
+        store=Store.OBJECTS,
+    ),
+    Fault(
+        "disk-full",
+        "the disk under the ledger full",
+        "stops clearly, goes on after",
+        disk_full,
+        store=Store.SMALL_DISK,
+    ),
     Fault(
         "folder",
         "the invoice folder moved away in mid-month, recreated after the month's end",

@@ -12,7 +12,8 @@ from statistics import quantiles
 
 from opentab.errors import OpentabError
 from opentab.lab.chaos.faults import FRESH_SECONDS, Fault, Scene, Strike
-from opentab.lab.chaos.stage import TOPIC, Stage, Tempo
+from opentab.lab.chaos.receiver import Mode
+from opentab.lab.chaos.stage import TOPIC, Stage, Store, Tempo
 from opentab.lab.chaos.verdict import Verdict, judge
 from opentab.lab.chaos.watch import Flight, Read, Watch
 
@@ -72,40 +73,68 @@ def play(
     seed: int,
     tempo: Tempo,
     minutes: float,
-    small_ledger: bool,
     say: Callable[[str], None],
     tell: Callable[[Result], None],
 ) -> Run:
-    """Play every fault once, and then any of them until the minutes are over. Each is told as it is judged."""
-    began_at = datetime.now(UTC)
-    results: list[Result] = []
-    stage = Stage(directory, seed=seed, tempo=tempo, small_ledger=small_ledger)
-    say(f"starting Kafka, ZooKeeper, two Spark masters, two workers, pipeline, two replicas, a receiver in {directory}")
-    with stage, Watch(stage.replicas, stage.broker, TOPIC) as watch:
-        try:
-            stage.simulator.begin()
-            stage.wait_until(
-                lambda: watch.is_fresh(since=0, position=0, staleness_s_max=FRESH_SECONDS), "the first batch was read"
-            )
-            for fault in _programme(faults, seed=seed, minutes=minutes):
-                say(f"{fault.name}: {fault.what}")
-                result = _play_one(fault, Scene(stage, watch, Random(f"{seed} {fault.name} {len(results)}")))
-                results.append(result)
-                tell(result)
-        finally:
-            stage.simulator.kill()
-    seconds = time.monotonic() - watch.began
+    """Play every fault once, and then any of them until the minutes are over. Each is told as it is judged.
+
+    All play on one stage but those that want the ledger in an object store: they get one of their own at the end.
+    """
+    began_at, began = datetime.now(UTC), time.monotonic()
+    on_disk = [fault for fault in faults if fault.store is not Store.OBJECTS]
+    on_objects = [fault for fault in faults if fault.store is Store.OBJECTS]
+    # A small disk is as good as a large one for those who do not fill it.
+    disk = max((fault.store for fault in on_disk), key=lambda store: store is Store.SMALL_DISK, default=Store.DISK)
+    acts = []
+    for store, programme, soak in ((disk, on_disk, minutes), (Store.OBJECTS, on_objects, 0.0 if on_disk else minutes)):
+        if programme:
+            say(f"starting Kafka, ZooKeeper, Spark, the pipeline, two replicas, a receiver; the ledger on {store}")
+            stage = Stage(directory / store.replace(" ", "-"), seed=seed, tempo=tempo, store=store)
+            acts.append(_play_on(stage, _programme(programme, seed=seed, minutes=soak), seed=seed, say=say, tell=tell))
+    results = tuple(result for act in acts for result in act.results)
+    reads = tuple(read for act in acts for read in act.reads)
     return Run(
         seed=seed,
         began_at=began_at,
-        seconds=seconds,
-        results=tuple(results),
-        calm=_calm(watch, results),
-        reads_answered=_share(watch.reads) or 0.0,
-        began=watch.began,
-        reads=tuple(watch.reads),
-        flights=tuple(watch.flights),
+        seconds=time.monotonic() - began,
+        results=results,
+        calm=_calm([read for act in acts for read in act.reads if read.at > act.live_since], results),
+        reads_answered=_share(reads) or 0.0,
+        began=began,
+        reads=reads,
+        flights=tuple(flight for act in acts for flight in act.flights),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What was seen on one stage."""
+
+    results: list[Result]
+    live_since: float
+    reads: list[Read]
+    flights: list[Flight]
+
+
+def _play_on(
+    stage: Stage, programme: Iterator[Fault], *, seed: int, say: Callable[[str], None], tell: Callable[[Result], None]
+) -> _Act:
+    results: list[Result] = []
+    with stage, Watch(stage.replicas, stage.broker, TOPIC) as watch:
+        stage.simulator.begin()
+        stage.wait_until(
+            lambda: watch.is_fresh(since=0, position=0, staleness_s_max=FRESH_SECONDS), "the first batch was read"
+        )
+        live_since = time.monotonic()
+        for fault in programme:
+            say(f"{fault.name}: {fault.what}")
+            result = _play_one(fault, Scene(stage, watch, Random(f"{seed} {fault.name} {len(results)}")))
+            results.append(result)
+            tell(result)
+            if not _is_whole(stage):
+                say("the stage could not be mended: what was to come is not played")
+                break
+    return _Act(results, live_since, watch.reads, watch.flights)
 
 
 def _programme(faults: Sequence[Fault], *, seed: int, minutes: float) -> Iterator[Fault]:
@@ -131,9 +160,18 @@ def _play_one(fault: Fault, scene: Scene) -> Result:
         scene.wrongs += verdict.wrongs
     except OpentabError as error:
         scene.wrongs.append(error.fact)
-        # The next fault begins on a stage that is whole.
-        stage.start()
     return _result(fault, scene, verdict, began)
+
+
+def _is_whole(stage: Stage) -> bool:
+    """Start what does not run; whether the next fault can be played."""
+    try:
+        stage.simulator.check()
+        stage.receiver.behave(Mode.WELL)
+        stage.start()
+    except OpentabError:
+        return False
+    return True
 
 
 def _result(fault: Fault, scene: Scene, verdict: Verdict | None, began: float) -> Result:
@@ -167,12 +205,12 @@ def _share_of(replica: int, reads: Sequence[Read]) -> float:
     return sum(tries) / len(tries) if tries else 0.0
 
 
-def _calm(watch: Watch, results: Sequence[Result]) -> Calm:
+def _calm(reads: Sequence[Read], results: Sequence[Result]) -> Calm:
     """Answers outside of all faults; between them there is load most of the time."""
     windows = [(strike.struck, strike.recovered) for result in results for strike in result.strikes]
     stale = [
         read.staleness_s
-        for read in watch.reads
+        for read in reads
         if read.staleness_s is not None and not any(first <= read.at <= last for first, last in windows)
     ]
     if len(stale) < CALM_READS_MIN:

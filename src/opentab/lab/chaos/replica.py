@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from opentab.config import Home, load
+from opentab.config import load
 from opentab.lab.daemon import Daemon
 from opentab.lab.free_port import free_port
 
@@ -23,9 +22,10 @@ GARBAGE = b"not a page of LMDB " * 4096
 class Replica:
     """A server that answers from its own copy."""
 
-    def __init__(self, path: Path, ledger: Home) -> None:
+    def __init__(self, path: Path, ledger: str) -> None:
+        """With the ledger's settings, as they stand in `opentab.toml`."""
         path.mkdir(parents=True, exist_ok=True)
-        (path / "opentab.toml").write_text(f'[ledger]\nuri = "{ledger["ledger.uri"]}"\n', encoding="utf-8")
+        (path / "opentab.toml").write_text(f"[ledger]\n{ledger}\n", encoding="utf-8")
         self.home = load(path)
         self.port = free_port()
         words = ["serve", "--home", str(path), "--port", str(self.port), "--workers", "1"]
@@ -42,9 +42,6 @@ class Replica:
             with path.open("r+b") as file:
                 file.write(GARBAGE)
                 file.truncate()
-
-    def lose_copy(self) -> None:
-        shutil.rmtree(self.home.replica_path, ignore_errors=True)
 
     def position(self) -> int | None:
         """The batch that its answers stand for; None while there are none."""

@@ -58,6 +58,10 @@ class Simulator:
         """Whether all that was to be written is in the log; raises if a run has failed."""
         return self._wanted is None and self._is_over()
 
+    def check(self) -> None:
+        """Raise if a run has failed: the bills are ahead of the log then, for good."""
+        self._is_over()
+
     def kill(self) -> None:
         """At the end of everything, whatever it is at."""
         if self._run is not None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,10 @@ from opentab.lab.chaos.receiver import TIMEOUT_SECONDS, Receiver
 from opentab.lab.chaos.replica import Replica
 from opentab.lab.chaos.simulator import Simulator
 from opentab.lab.daemon import Daemon
+from opentab.lab.object_store import ObjectStore
 from opentab.lab.spark_cluster import SparkCluster
+from opentab.ledger.invoices import Invoices
+from opentab.sinks.files import missing
 
 TOPIC = "usage"
 PARTITIONS = 3
@@ -40,7 +44,7 @@ uri = "kafka://{broker}/{topic}"
 partitions = {partitions}
 
 [ledger]
-uri = "{ledger}"
+{ledger}
 
 [pipeline]
 # Everything goes to the executors: they are what is killed.
@@ -64,6 +68,14 @@ executor.memory = "512m"
 """
 
 
+class Store(StrEnum):
+    """What the ledger lies on."""
+
+    DISK = "disk"
+    SMALL_DISK = "small disk"  # of its own, which can be filled: for who may mount one
+    OBJECTS = "objects"  # an S3-compatible server
+
+
 @dataclass(frozen=True, slots=True)
 class Tempo:
     """How long things take: in its short form every fault is played once, quickly."""
@@ -81,17 +93,17 @@ LONG = Tempo(month_seconds=10.0, events=1000, driver_kills=5, outage_seconds=60.
 class Stage:
     """The processes, and what can be known of them from outside."""
 
-    def __init__(self, directory: Path, *, seed: int, tempo: Tempo, small_ledger: bool) -> None:
-        """With `small_ledger` the ledger is on a small disk of its own, which can be filled: we may mount one."""
+    def __init__(self, directory: Path, *, seed: int, tempo: Tempo, store: Store) -> None:
         self.directory = directory
+        self.store = store
         self.ledger_path = directory / "ledger"
-        self.ledger_is_small = small_ledger
+        self.objects = ObjectStore(directory) if store is Store.OBJECTS else None
         self.tempo = tempo
         self.broker = Broker(directory / "broker")
         self.cluster = SparkCluster(directory / "spark")
         self.receiver = Receiver(directory / "receiver")
         self.home = self._make_home(directory / "home")
-        self.replicas = [Replica(directory / f"replica-{number}", self.home) for number in (1, 2)]
+        self.replicas = [Replica(directory / f"replica-{number}", self._ledger_settings) for number in (1, 2)]
         words = ["up", "--home", str(self.home.path), "--without", "serve", "--hung-after", "60s"]
         self.supervisor = Daemon("up", [sys.executable, "-m", "opentab.cli", *words], directory)
         self.simulator = Simulator(self.home, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events)
@@ -100,11 +112,14 @@ class Stage:
         try:
             self.start()
         except BaseException:
-            self.kill()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.simulator.kill()
+        if self.objects is not None:
+            self.objects.daemon.kill()
         self.kill()
 
     def start(self) -> None:
@@ -112,6 +127,8 @@ class Stage:
         # Who writes to the log waits for it, but not for long.
         self.broker.start()
         self.receiver.start()
+        if self.objects is not None:
+            self.objects.start()
         self.cluster.start()
         self.supervisor.start()
         for replica in self.replicas:
@@ -129,14 +146,14 @@ class Stage:
         for daemon in (self.supervisor, self.receiver.daemon, *(replica.daemon for replica in self.replicas)):
             daemon.kill()
 
-    def close(self) -> None:
-        """End of the play."""
-        self.simulator.kill()
-        self.kill()
-
     @property
     def heartbeat(self) -> Heartbeat | None:
         return read_heartbeat(self.home.ledger_path)
+
+    def files_missing(self) -> bool:
+        """Whether an invoice file is not there."""
+        invoices = Invoices.open(self.home.ledger_path)
+        return invoices is not None and bool(missing(self.home.invoices_path, invoices))
 
     @property
     def streams(self) -> bool:
@@ -174,17 +191,21 @@ class Stage:
             self.simulator.keep()
             time.sleep(POLL_SECONDS)
 
+    @property
+    def _ledger_settings(self) -> str:
+        return self.objects.settings if self.objects is not None else f'uri = "{self.ledger_path}"'
+
     def _make_home(self, path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True)
-        self.ledger_path.mkdir(exist_ok=True)
-        if self.ledger_is_small:
+        self.ledger_path.mkdir(parents=True, exist_ok=True)
+        if self.store is Store.SMALL_DISK:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={LEDGER_DISK}", "tmpfs", str(self.ledger_path)]
             subprocess.run(mount, check=True)
         text = SETTINGS.format(
             broker=self.broker.address,
             topic=TOPIC,
             partitions=PARTITIONS,
-            ledger=self.ledger_path,
+            ledger=self._ledger_settings,
             receiver=self.receiver.url,
             key=self.receiver.key_path,
             timeout=f"{TIMEOUT_SECONDS:.0f}",
