@@ -754,6 +754,22 @@ def _describe_backlog(outlook: Outlook) -> str:
     )
 
 
+@commands.command()
+@click.option(
+    "--without", multiple=True, type=click.Choice(["run", "serve", "deliver"]), help="not this; may be repeated"
+)
+@click.option("--hung-after", default="60s", show_default=True, help="without a sign of life, kill and start again")
+@at_home
+def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
+    """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
+    from opentab.supervisor import PARTS, supervise
+
+    home.path.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
+    patience = _duration_option("--hung-after", hung_after)
+    supervise(home, wanted, hung_after=patience, say=lambda text: terminal.write(text, sys.stderr))
+
+
 @commands.group()
 def token() -> None:
     """Access tokens for opentab serve: make a key, issue, revoke."""

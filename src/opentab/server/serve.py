@@ -107,7 +107,7 @@ class FollowerProcess:
         self._thread.join()
 
     def _keep(self) -> None:
-        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path)]
+        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path), str(os.getpid())]
         pause = RESTART_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
