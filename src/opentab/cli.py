@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
+    from opentab.sinks.deliver import Outlook
 
 FORMATS = click.Choice(["table", "csv", "json"])
 SOME = click.IntRange(min=1)
@@ -736,6 +737,56 @@ def _tls(home: Home, cert: Path | None, key: Path | None) -> Tls | None:
     if cert is None or key is None:
         raise ConfigError("a certificate needs its key and a key its certificate", hint="give --tls-cert and --tls-key")
     return Tls(cert, key)
+
+
+@commands.command()
+@click.option("--once", is_flag=True, help="deliver all that there is and stop")
+@click.option("--patience", default="1m", show_default=True, help="with --once: how long to go on without a success")
+@at_home
+def deliver(home: Home, once: bool, patience: str) -> None:
+    """Put every revision of every invoice to [invoices] http_url, until it has it."""
+    from opentab.sinks.deliver import deliver as send
+
+    line = terminal.LiveLine()
+
+    def watch(outlook: Outlook) -> None:
+        line.show(_describe_backlog(outlook), time.monotonic())
+
+    open_journal(home)
+    try:
+        backlog = send(
+            home, once=once, patience=_duration_option("--patience", patience), say=terminal.complain, watch=watch
+        )
+    finally:
+        line.close()
+    terminal.write(f"{backlog.delivered:,} delivered in all, {backlog.waiting:,} waiting", sys.stderr)
+
+
+def _describe_backlog(outlook: Outlook) -> str:
+    """The deliverer's state in one line."""
+    backlog = outlook.backlog
+    return (
+        f"{backlog.delivered:,} delivered  {backlog.waiting:,} waiting"
+        + (f"  {backlog.stuck:,} refused" if backlog.stuck else "")
+        + (f"  {'GONE' if backlog.gone else 'last error'}: {backlog.error}" if backlog.error else "")
+        + (f"  WAITING: {outlook.trouble.fact}" if outlook.trouble else "")
+    )
+
+
+@commands.command()
+@click.option(
+    "--without", multiple=True, type=click.Choice(["run", "serve", "deliver"]), help="not this; may be repeated"
+)
+@click.option("--hung-after", default="60s", show_default=True, help="without a sign of life, kill and start again")
+@at_home
+def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
+    """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
+    from opentab.supervisor import PARTS, supervise
+
+    home.path.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
+    patience = _duration_option("--hung-after", hung_after)
+    supervise(home, wanted, hung_after=patience, say=lambda text: terminal.write(text, sys.stderr))
 
 
 @commands.group()

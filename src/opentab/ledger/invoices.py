@@ -89,6 +89,11 @@ class Invoices:
         return cls(root, table)
 
     @property
+    def id(self) -> str:
+        """Which ledger this is; a copy of it has the same."""
+        return str(self._table.metadata().id)
+
+    @property
     def position(self) -> int:
         """The last position at which all that was due has been issued; 0 before the first."""
         return self._position

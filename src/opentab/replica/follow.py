@@ -1,4 +1,4 @@
-"""The follower as a process: python -m opentab.replica.follow HOME. It ends with its parent."""
+"""The follower as a process: python -m opentab.replica.follow HOME PARENT. It ends with its parent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _log_times(home: Home) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     try:
-        follow(config.load(Path(sys.argv[1])), parent=os.getppid())
+        follow(config.load(Path(sys.argv[1])), parent=int(sys.argv[2]))
     except OpentabError as trouble:
         sys.stderr.write(f"opentab: the replica stops: {trouble}\n")
         sys.exit(trouble.exit_code)

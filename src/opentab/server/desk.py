@@ -27,6 +27,7 @@ from opentab.server.freshness import Freshness, Pulse, freshness_of
 from opentab.server.metrics import LedgerCollector
 from opentab.server.moment import Moment
 from opentab.server.problem import Problem
+from opentab.sinks.backlog import read_backlog
 
 READY_STALENESS_MS_MAX = 10_000
 WAIT_SECONDS_MAX = 5.0
@@ -126,7 +127,8 @@ class Desk:
             return self._freshness(self._answers(snapshot).moment).as_json()
 
     def pipeline(self) -> dict[str, object]:
-        """What pipeline and replicas last said of themselves, and what keeps our own replica from going on."""
+        """What pipeline, replicas and the invoice sink last said of themselves, and what keeps our own replica from
+        going on."""
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
@@ -140,7 +142,12 @@ class Desk:
             "unread_segments": beat.unread_segments,
             "invoices_position": beat.invoices_position,
         }
-        return {"pipeline": said, "replicas": replicas, "trouble": trouble.text if trouble else None}
+        return {
+            "pipeline": said,
+            "replicas": replicas,
+            "sink": self._sink(now_us),
+            "trouble": trouble.text if trouble else None,
+        }
 
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
@@ -177,7 +184,8 @@ class Desk:
         moment = None
         with suppress(ReplicaError), self._reader.read() as snapshot:
             moment = self._answers(snapshot).moment
-        return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble())
+        backlog = read_backlog(self.home.sinks_path) if self.home["invoices.http_url"] else None
+        return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble(), backlog)
 
     def ready(self) -> Freshness:
         """How fresh the replica is; a problem if it cannot be read, has stopped or is stale."""
@@ -191,6 +199,27 @@ class Desk:
         if fresh.staleness_ms > READY_STALENESS_MS_MAX:
             raise Problem(503, self._why_stale(fresh), headers=RETRY, more=fresh.as_json())
         return fresh
+
+    def _sink(self, now_us: int) -> dict[str, object] | None:
+        """What the deliverer last said, while invoices are delivered over HTTP."""
+        if not self.home["invoices.http_url"]:
+            return None
+        said = read_backlog(self.home.sinks_path)
+
+        def age_ms(at_us: int | None) -> int | None:
+            return None if at_us is None else max(0, (now_us - at_us) // 1000)
+
+        return {
+            "age_ms": age_ms(said.at_us if said else None),
+            "position": said.position if said else 0,
+            "waiting": said.waiting if said else 0,
+            "stuck": said.stuck if said else 0,
+            "delivered": said.delivered if said else 0,
+            "oldest_ms": age_ms(said.oldest_us if said else None),
+            "delivered_ms": age_ms(said.delivered_us if said else None),
+            "gone": said.gone if said else False,
+            "error": said.error if said else None,
+        }
 
     def _why_stale(self, fresh: Freshness) -> str:
         beat = self._pulse.beat()
