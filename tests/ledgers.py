@@ -45,7 +45,7 @@ def new_home(path: Path, settings: str = SETTINGS) -> Home:
 
 def open_job(home: Home, run: str) -> Job:
     """What a start of the pipeline does before the stream."""
-    job = Job(home, Journal.create(home.ledger_path, home.identity), open_source(home), run=run)
+    job = Job(home, Journal.create(home.ledger, home.identity), open_source(home), run=run)
     job.source.open(job.positions)
     return job
 

@@ -32,18 +32,18 @@ def wait_for(what: Callable[[], bool], why: str) -> None:
 
 
 def streams(home: Home, process: subprocess.Popen[str]) -> bool:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     assert process.poll() is None, process.communicate()[0]
     return beat is not None and beat.pid == process.pid and beat.streaming
 
 
 def position(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat.position if beat else 0
 
 
 def caught_up_us(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat.caught_up_us or 0 if beat else 0
 
 

@@ -21,12 +21,12 @@ FREE_KIB = (0, 8, 16, 24, 40, 64)
 def main(path: Path) -> None:
     (path / "opentab.toml").write_text("[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n")
     home = config.load(path)
-    home.ledger_path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(home.ledger_path)], check=True)
+    home.ledger.path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(home.ledger)], check=True)
     generate(Plan(months=2, events_per_customer=200, bad_share=0.02, first_period="2026-01"), home)
     spark = open_session(home)
     for free_kib in FREE_KIB:
-        filler = home.ledger_path / "filler"
+        filler = home.ledger.path / "filler"
         fill(filler, free_kib * 1024)
         try:
             Pipeline(home, once=True, spark=spark).run()
@@ -36,7 +36,7 @@ def main(path: Path) -> None:
         filler.unlink()
     Pipeline(home, once=True, spark=spark).run()
     spark.stop()
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     report = verify(home, journal)
     print("exact" if report.agrees and report.not_yet_billed_segments == 0 else report)  # noqa: T201

@@ -65,7 +65,7 @@ class Scene:
                 if self.alive:
                     at_us = time.time_ns() // 1000
                     one = Heartbeat(at_us, "run", os.getpid(), True, self.position, True, at_us, 0, self.position)
-                    write_heartbeat(self.home.ledger_path, one)
+                    write_heartbeat(self.home.ledger, one)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()

@@ -93,7 +93,7 @@ def still(answer: dict[str, Any]) -> dict[str, Any]:
 def test_months_that_are_left_to_the_ledger_are_answered_alike(home: Home, app: App, tmp_path: Path) -> None:
     (tmp_path / "cold").mkdir()
     (tmp_path / "cold" / "opentab.toml").write_text(
-        f'{SETTINGS}[ledger]\nuri = "{home.ledger_path}"\n[log]\nuri = "{home.log_path}"\n[server]\nhot_periods = 0\n'
+        f'{SETTINGS}[ledger]\nuri = "{home.ledger}"\n[log]\nuri = "{home.log_path}"\n[server]\nhot_periods = 0\n'
     )
     with app_of(config.load(tmp_path / "cold")) as cold:
         sources = {}
@@ -114,7 +114,7 @@ def test_months_that_are_left_to_the_ledger_are_answered_alike(home: Home, app: 
 
 def test_a_replica_from_the_balances_knows_how_many_customers_old_months_had(tmp_path: Path) -> None:
     home = january_to_may(tmp_path / "home", "[server]\nhot_periods = 0\n")
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     balances.write_snapshot(journal, home.calendar)
     with app_of(home) as app:

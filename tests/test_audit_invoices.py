@@ -72,20 +72,20 @@ class Books:
 
     @property
     def journal(self) -> Journal:
-        journal = Journal.open(self.home.ledger_path, self.home.identity)
+        journal = Journal.open(self.home.ledger, self.home.identity)
         assert journal is not None
         return journal
 
     @property
     def invoices(self) -> Invoices | NoInvoices:
-        return Invoices.open(self.home.ledger_path) or NoInvoices()
+        return Invoices.open(self.home.ledger) or NoInvoices()
 
     def verify(self, invoices: Any = None, snapshot: Any = None) -> Report:
         return verify(
             self.home,
             self.journal,
             invoices=invoices or self.invoices,
-            balances=snapshot or balances.latest(self.home.ledger_path),
+            balances=snapshot or balances.latest(self.home.ledger),
         )
 
 
@@ -195,7 +195,7 @@ def test_the_audit_agrees_with_every_ledger(plan: Plan) -> None:
         checked = check_of(report, "invoices")
         assert checked.compared == len({(r["period"], r["customer"], r["revision"]) for r in rows})
         assert checked.note == ""
-        last = balances.latest(books.home.ledger_path)
+        last = balances.latest(books.home.ledger)
         assert check_of(report, "balances").compared == last.rows.count_rows()
         for row in rows:
             invoice = invoice_of(books.invoices, row["period"], row["customer"], row["revision"])
@@ -387,7 +387,7 @@ def test_what_was_issued_behind_the_batches_looked_at_is_left_out(books: Books) 
         def rejections(self) -> ds.Dataset:
             return books.journal.rejections(upto=5)
 
-    snapshot = balances.latest(books.home.ledger_path)
+    snapshot = balances.latest(books.home.ledger)
     report = verify(books.home, Earlier(), invoices=books.invoices, balances=snapshot)
     assert failing(report) == {}
     assert (check_of(report, "invoices").compared, check_of(report, "balances").compared) == (3, 0)
@@ -399,7 +399,7 @@ def test_what_was_issued_behind_the_batches_looked_at_is_left_out(books: Books) 
 
 
 def last_snapshot(books: Books, rows: list[Row] | None = None) -> balances.Snapshot:
-    found = balances.latest(books.home.ledger_path)
+    found = balances.latest(books.home.ledger)
     return found if rows is None else replace(found, rows=ds.dataset(pa.Table.from_pylist(rows, schema=BALANCE)))
 
 

@@ -40,7 +40,7 @@ NO_DISORDER = '[billing]\nout_of_orderness = "0s"\nallowed_lateness = "3d"\n'
 
 def issued(home: Home) -> list[Statement]:
     """Every revision that was ever issued, in the order of position, period and customer."""
-    table = Invoices.open(home.ledger_path)
+    table = Invoices.open(home.ledger)
     if table is None:
         return []
     with connect() as connection:
@@ -213,7 +213,7 @@ def test_what_was_issued_is_not_issued_again(home: Home) -> None:
         ann Jan-10 CALL 5.00
         bob Feb-01 CALL 1.00     → Jan ann r1 5.00
     """)  # fmt: skip
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     assert Closer(home, run="again").close_due(journal) == []
     assert len(issued(home)) == 1
@@ -222,7 +222,7 @@ def test_what_was_issued_is_not_issued_again(home: Home) -> None:
 def test_the_slower_of_two_closers_is_fenced(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"))
     bill(home, event("bob", "1.00", "2026-02-01T00:00:00Z"), close=False)
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     ours = True
 
@@ -255,9 +255,9 @@ def test_the_slower_of_two_closers_is_fenced(home: Home, monkeypatch: pytest.Mon
 
 def test_the_preview_shows_what_would_be_issued_and_what_changed(home: Home) -> None:
     def previewed() -> list[Statement]:
-        journal = Journal.open(home.ledger_path, home.identity)
+        journal = Journal.open(home.ledger, home.identity)
         assert journal is not None
-        rows = preview(journal, Invoices.open(home.ledger_path), home.calendar, "2026-01", currency="EUR")
+        rows = preview(journal, Invoices.open(home.ledger), home.calendar, "2026-01", currency="EUR")
         with connect() as connection:
             return [read_statement(text) for text in statement_texts(connection, rows, currency="EUR")]
 
@@ -275,8 +275,8 @@ def test_the_preview_shows_what_would_be_issued_and_what_changed(home: Home) -> 
 
 def test_standings_say_what_each_period_waits_for(home: Home) -> None:
     def standing() -> dict[str, tuple[str, str, int]]:
-        journal = Journal.open(home.ledger_path, home.identity)
-        found = standings(journal, Invoices.open(home.ledger_path), home.calendar)
+        journal = Journal.open(home.ledger, home.identity)
+        found = standings(journal, Invoices.open(home.ledger), home.calendar)
         return {s.period: (s.status, s.missing.as_text() if s.missing else "", s.revisions) for s in found}
 
     bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"))
@@ -395,7 +395,7 @@ def play(home: Home, script: list[tuple[list[tuple[str, int, str, int]], bool]],
             bill(home, *map(line_of, batch), revise=revise, close=False)
             for attempt in (moment, lambda name: None):
                 patched.setattr(crash, "moment", attempt)
-                journal = Journal.open(home.ledger_path, home.identity)
+                journal = Journal.open(home.ledger, home.identity)
                 assert journal is not None
                 try:
                     keep_up(journal, home, Closer(home, run=f"run{number}"), run=f"run{number}")

@@ -44,7 +44,7 @@ def check_invoices(home: Home) -> None:
 
 
 def check_files(home: Home) -> None:
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     assert invoices is not None
     assert missing(home.invoices_path, invoices) == []
     exported = []
@@ -133,7 +133,7 @@ def test_once_ends_with_a_sentence_if_the_files_cannot_be_written(small_home: Ho
 
 
 def invoices_position(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat.invoices_position if beat else 0
 
 
@@ -142,5 +142,5 @@ def periods(home: Home) -> list[str]:
 
 
 def files_complete(home: Home) -> bool:
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     return invoices is not None and home.invoices_path.is_dir() and not missing(home.invoices_path, invoices)

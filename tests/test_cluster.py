@@ -15,12 +15,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from brokers import READ_SECONDS_MAX, read, secure, write
+from opentab import config
 from opentab.errors import MachineError
 from opentab.lab import jars
 from opentab.lab.broker import Broker
 from opentab.lab.daemon import Daemon
 from opentab.lab.spark_cluster import SparkCluster
 from processes import wait_for
+from product import json_lines, opentab
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,23 @@ def test_an_application_goes_on_when_the_active_master_and_an_executor_are_kille
             application.communicate()
         processes = [part.daemon for part in (*cluster.masters, *cluster.workers)]
     assert not any(process.runs for process in processes)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to hide the driver's disk from the workers needs the right to mount")
+def test_executors_need_nothing_of_the_drivers_disk_but_the_ledger(tmp_path: Path) -> None:
+    """The log's segments are sent to them. They write to the ledger's own place, and to no other."""
+    home_path, ledger = tmp_path / "home", tmp_path / "ledger"
+    home_path.mkdir()
+    with SparkCluster(tmp_path / "cluster", hidden_path=home_path) as cluster:
+        (home_path / "opentab.toml").write_text(
+            f'[ledger]\nuri = "{ledger}"\n[pipeline]\nlocal_bytes_max = 0\nbatch_events_max = 3000\nclosing_rows_max = 1\n'
+            f'[spark]\nmaster = "{cluster.master_url}"\ndriver.host = "127.0.0.1"\nexecutor.memory = "512m"\n'
+        )
+        home = config.load(home_path)
+        opentab("generate", "--events", "300", "--bad", "0.01", "--sources", "2", home=home)
+        opentab("run", "--once", home=home)
+        verdict = json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]
+        assert verdict["agrees"] and verdict["not_yet_billed_segments"] == 0, verdict
 
 
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_this_version_has_one() -> None:
 def test_a_golden_home_is_read_and_gone_on_with(written: Path, tmp_path: Path, spark: object) -> None:
     shutil.copytree(written, tmp_path / "home")
     home = config.load(tmp_path / "home")
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     totals = [total_as_json(t, place_of(journal)) for t in customer_totals(journal, home.calendar)]
     assert totals == json_lines((written / "totals.jsonl").read_text())

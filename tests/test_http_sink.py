@@ -87,7 +87,7 @@ def names(count: int) -> list[str]:
 
 def statements(home: Home) -> list[str]:
     """As `opentab invoices --all-revisions --format json` prints them."""
-    issued = Invoices.open(home.ledger_path)
+    issued = Invoices.open(home.ledger)
     assert issued is not None
     with connect() as connection:
         return list(statement_texts(connection, issued.rows(), currency="EUR", all_revisions=True))
@@ -343,13 +343,13 @@ def test_an_outbox_of_another_home_is_begun_anew(tmp_path: Path, home: Home, rec
 def test_a_ledger_that_was_restored_is_delivered_from_there(tmp_path: Path, home: Home, receiver: Receiver) -> None:
     issue(home, *names(3))
     deliver(home)
-    shutil.copytree(home.ledger_path, tmp_path / "backup")
+    shutil.copytree(home.ledger.path, tmp_path / "backup")
     receiver.answer = lambda put: Answer(422)
     revise(home, *names(3))
     with pytest.raises(SinkError, match="refuses 3 invoices"):
         deliver(home)
-    shutil.rmtree(home.ledger_path)
-    shutil.copytree(tmp_path / "backup", home.ledger_path)
+    shutil.rmtree(home.ledger.path)
+    shutil.copytree(tmp_path / "backup", home.ledger.path)
     receiver.answer = lambda put: Answer()
     (said,) = deliver(home)
     assert "the ledger was restored to an earlier position" in said

@@ -30,7 +30,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SyntheticLedger:
 
 
 def opened(ledger: SyntheticLedger) -> Journal:
-    journal = Journal.open(ledger.home.ledger_path, ledger.home.identity)
+    journal = Journal.open(ledger.home.ledger, ledger.home.identity)
     assert journal is not None
     return journal
 
@@ -74,7 +74,7 @@ def test_a_reader_outlives_the_log_it_was_opened_on(ledger: SyntheticLedger) -> 
     commit(ledger, 3)
     reader = opened(ledger)
     commit(ledger, 4 * CHECKPOINT)
-    assert not (reader.root / "_delta_log" / f"{3:020d}.json").exists()
+    assert not (reader.root.path / "_delta_log" / f"{3:020d}.json").exists()
 
     assert reader.position == 3
     assert [record.batch for record in reader.batches()] == [1, 2, 3]
@@ -120,7 +120,7 @@ def test_a_commit_that_went_into_cleared_log_is_fenced(
     def written_into_the_past(*args: Any) -> None:
         monkeypatch.setattr(module, "write_actions", real)
         commit(ledger, 4 * CHECKPOINT)
-        (sleeper.journal.root / "_delta_log" / f"{4:020d}.json").write_text("{}\n")
+        (sleeper.journal.root.path / "_delta_log" / f"{4:020d}.json").write_text("{}\n")
 
     monkeypatch.setattr(module, "write_actions", written_into_the_past)
     with pytest.raises(Fenced):

@@ -89,7 +89,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def entry_sums(home: Home) -> dict[tuple[object, ...], tuple[int, int]]:
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     sums: Counter[tuple[object, ...]] = Counter()
     counts: Counter[tuple[object, ...]] = Counter()
@@ -134,7 +134,7 @@ def test_any_order_split_and_crash_gives_the_events(
         drive(home, script, monkeypatch)
         lines = [line for batch in batches for line in batch]
         assert entry_sums(home) == wanted_sums(lines)
-        journal = Journal.open(home.ledger_path, home.identity)
+        journal = Journal.open(home.ledger, home.identity)
         assert journal is not None
         records = journal.batches()
         assert sum(record.rejection_count for record in records) == lines.count("nonsense")
@@ -225,7 +225,7 @@ def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home,
     (home.path / "opentab.toml").write_text('[billing]\nallowed_lateness = "300d"\n')
     bill(event("ann", "2.00", "2026-01-11T00:00:00Z"))
     bill(event("ann", "0.50", "2026-02-11T00:00:00Z"))
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     totals = {t.period: (t.status, t.amount_micros) for t in customer_totals(journal, home.calendar)}
     assert totals == {"2026-01": ("final", 5_000_000), "2026-02": ("open", 3_500_000)}
 

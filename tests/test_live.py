@@ -135,7 +135,7 @@ def is_quiet(url: str) -> bool:
 
 
 def journal_of(home: Home) -> Journal:
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     return journal
 
@@ -168,9 +168,7 @@ def test_two_replicas_of_one_ledger(tmp_path: Path) -> None:
     bill(home, event("ann", "1.00"))
     other = tmp_path / "other"
     other.mkdir()
-    (other / "opentab.toml").write_text(
-        f'{SETTINGS}[log]\nuri = "{home.log_path}"\n[ledger]\nuri = "{home.ledger_path}"\n'
-    )
+    (other / "opentab.toml").write_text(f'{SETTINGS}[log]\nuri = "{home.log_path}"\n[ledger]\nuri = "{home.ledger}"\n')
     with serving(home, workers=1) as one, serving(config.load(other), workers=1) as two:
         bill(home, event("ann", "2.00"))
         wait_for(lambda: position(one) == position(two) == 2, "both were there")
@@ -299,7 +297,7 @@ def test_events_are_refused_while_the_pipeline_is_far_behind(tmp_path: Path) -> 
     bill(home, event("ann", "1.00"))
     with serving(home, workers=1) as url:
         now_us = time.time_ns() // 1000
-        write_heartbeat(home.ledger_path, Heartbeat(now_us, "run", 1, True, 1, False, None, unread_segments=1_000_000))
+        write_heartbeat(home.ledger, Heartbeat(now_us, "run", 1, True, 1, False, None, unread_segments=1_000_000))
         refused = httpx.post(f"{url}/v1/events", json=json.loads(event("ann", "1.00")))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
         assert "1,000,000 segments behind" in refused.json()["detail"]

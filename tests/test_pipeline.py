@@ -40,7 +40,7 @@ def run_once(spark: Any) -> Callable[[Home], Progress]:
 
 
 def journal_of(home: Home) -> Journal:
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     return journal
 
@@ -120,13 +120,13 @@ def test_a_snapshot_changes_no_total(tmp_path: Path, run_once: Callable[[Home], 
     journal = journal_of(home)
     plain = billed_totals(home)
     for upto in range(1, journal.position + 1, 3):
-        shutil.rmtree(home.ledger_path / "balances", ignore_errors=True)
+        shutil.rmtree(home.ledger.path / "balances", ignore_errors=True)
         assert balances.write_snapshot(_upto(journal, upto), home.calendar) == upto
         assert billed_totals(home) == plain
-    kept = {row["period"] for row in balances.latest(home.ledger_path).rows.to_table().to_pylist()}
+    kept = {row["period"] for row in balances.latest(home.ledger).rows.to_table().to_pylist()}
     assert kept < {period for period, _ in plain}, "what is final leaves the snapshot"
     # One snapshot over another, as in a long run.
-    shutil.rmtree(home.ledger_path / "balances")
+    shutil.rmtree(home.ledger.path / "balances")
     for upto in range(1, journal.position + 1, 5):
         balances.write_snapshot(_upto(journal, upto), home.calendar)
     assert billed_totals(home) == plain
@@ -292,7 +292,7 @@ def test_a_heartbeat_tells_that_it_lives(
 ) -> None:
     append(event())
     run_once(home)
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     assert beat is not None
     assert beat.unread_segments in (0, 1)
 

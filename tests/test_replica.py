@@ -40,7 +40,7 @@ SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
 def journal_of(home: Home) -> Journal:
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     return journal
 
@@ -387,7 +387,7 @@ def test_an_empty_home_has_nothing_to_fold(tmp_path: Path) -> None:
     assert follower.step() is None
     assert position(follower) == (0, 0)
     follower.close()
-    assert Invoices.open(follower.home.ledger_path) is None
+    assert Invoices.open(follower.home.ledger) is None
 
 
 def cells(values: list[int]) -> np.ndarray:

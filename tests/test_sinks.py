@@ -113,19 +113,19 @@ def test_what_a_killed_export_or_closing_left_is_swept(closed: Home) -> None:
     os.utime(left, (0, 0))
     deliver(closed)
     assert not left.exists()
-    invoices = Invoices.open(closed.ledger_path)
+    invoices = Invoices.open(closed.ledger)
     assert invoices is not None
-    staged = invoices.files[0].path.with_name("000000009-killed-00000-00000-deadbeef.parquet")
+    staged = invoices.place_of(invoices.files[0]).path.with_name("000000009-killed-00000-00000-deadbeef.parquet")
     staged.write_bytes(b"nobody names it")
     os.utime(staged, (0, 0))
     assert invoices.sweep() == 1
-    assert all(file.path.exists() for file in invoices.files)
+    assert all(invoices.place_of(file).exists() for file in invoices.files)
 
 
 def test_a_damaged_ledger_is_not_a_place_that_is_gone(closed: Home) -> None:
-    invoices = Invoices.open(closed.ledger_path)
+    invoices = Invoices.open(closed.ledger)
     assert invoices is not None
-    invoices.files[0].path.unlink()
+    invoices.place_of(invoices.files[0]).path.unlink()
     with pytest.raises(LedgerError, match=r"the ledger's file .* is gone"):
         deliver(closed)
 
@@ -154,7 +154,7 @@ def test_delivery_waits_for_the_place_and_fills_it_by_itself(closed: Home, monke
             time.sleep(0.02)
 
     def missing_sets() -> int:
-        invoices = Invoices.open(closed.ledger_path)
+        invoices = Invoices.open(closed.ledger)
         assert invoices is not None
         return len(missing(closed.invoices_path, invoices)) if closed.invoices_path.is_dir() else 2
 
@@ -174,7 +174,7 @@ def test_files_of_many_parts_are_one_file_in_order(closed: Home, monkeypatch: py
     customers = [f"c{n:03d}" for n in range(40)]
     bill(closed, *(event(name, "1.00", "2026-02-10T00:00:00Z") for name in customers))
     bill(closed, event("zoe", "1.00", "2026-03-01T00:00:00Z"))
-    invoices = Invoices.open(closed.ledger_path)
+    invoices = Invoices.open(closed.ledger)
     assert invoices is not None
     assert len([file for file in invoices.files if file.period == "2026-02"]) > 5
     export_missing(closed.invoices_path, invoices, currency="EUR")

@@ -47,7 +47,7 @@ def part(up: subprocess.Popen[str], name: str) -> psutil.Process | None:
 
 
 def streams(home: Home, up: subprocess.Popen[str]) -> bool:
-    beat, run = read_heartbeat(home.ledger_path), part(up, "run")
+    beat, run = read_heartbeat(home.ledger), part(up, "run")
     return beat is not None and run is not None and beat.pid == run.pid and beat.streaming
 
 
@@ -96,7 +96,7 @@ def test_what_dies_or_hangs_comes_back_and_the_bill_is_exact(tmp_path: Path, sta
         opentab("generate", "--months", "1", "--first-period", "2025-06", "--events", "100", home=home)
         wait_for(lambda: gone([hung]) and streams(home, up), "the one that hung was replaced")
         billed_us = time.time_ns() // 1000
-        wait_for(lambda: (read_heartbeat(home.ledger_path).caught_up_us or 0) > billed_us, "it caught up")  # type: ignore[union-attr]
+        wait_for(lambda: (read_heartbeat(home.ledger).caught_up_us or 0) > billed_us, "it caught up")  # type: ignore[union-attr]
 
         everything = family(up)
         up.terminate()
@@ -160,7 +160,7 @@ def test_another_pipeline_is_waited_for_and_another_supervisor_refused(tmp_path:
     assert second.returncode == 4
     assert f"another opentab up works on {home.path}: process {up.pid}" in second.stderr
     other.release()
-    wait_for(lambda: part(up, "run") is not None and read_heartbeat(home.ledger_path) is not None, "it took the place")
+    wait_for(lambda: part(up, "run") is not None and read_heartbeat(home.ledger) is not None, "it took the place")
     up.send_signal(signal.SIGINT)
     output, _ = up.communicate(timeout=PATIENCE_SECONDS)
     assert up.returncode == 0, output

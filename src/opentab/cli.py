@@ -507,8 +507,8 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
     from opentab.money import format_micros
 
     journal = open_journal_now(home)
-    invoices = Invoices.open(home.ledger_path)
-    snapshot = balances.latest(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
+    snapshot = balances.latest(home.ledger)
     journal.refresh()  # a pipeline may be at work: by now the journal has all that the invoices were made from
     if invoices is not None and invoices.position > journal.position:
         raise LedgerError(
@@ -589,7 +589,7 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
     journal = open_journal_now(home)
     invoice = None
     if revision is not None:
-        invoice = invoice_of(Invoices.open(home.ledger_path) or NoInvoices(), period, customer, revision)
+        invoice = invoice_of(Invoices.open(home.ledger) or NoInvoices(), period, customer, revision)
         journal.refresh()  # by now it has all that the invoice was made from
     found = follow(home, journal, period, customer, upto=invoice.position if invoice else None)
     currency = home["billing.currency"]
@@ -965,7 +965,7 @@ def open_journal(home: Home) -> Journal | None:
 
     if not home.path.exists():
         raise InputError(f"there is no home at {home.path}", hint="give --home, or make one with opentab init")
-    return Journal.open(home.ledger_path, home.identity)
+    return Journal.open(home.ledger, home.identity)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from opentab.errors import ConfigError
 from opentab.events import Rules
 from opentab.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
 from opentab.periods import Calendar
+from opentab.place import Place
 
 FILE_NAME = "opentab.toml"
 MICROSECOND = timedelta(microseconds=1)
@@ -348,8 +349,8 @@ class Home:
         )
 
     @property
-    def ledger_path(self) -> Path:
-        return self._local("ledger.uri")
+    def ledger(self) -> Place:
+        return Place.of(self._local("ledger.uri"))
 
     @property
     def invoices_path(self) -> Path:

@@ -79,7 +79,7 @@ def _ledger(home: Home) -> Finding:
     from opentab.ledger.journal import Journal
 
     try:
-        journal = Journal.open(home.ledger_path, home.identity)
+        journal = Journal.open(home.ledger, home.identity)
     except OpentabError as error:
         return Finding("ledger", False, error.fact, error.hint or "")
     return Finding("ledger", True, f"position {journal.position if journal else 0}")

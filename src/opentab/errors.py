@@ -15,6 +15,7 @@
     ├── ReplicaError            a replica cannot answer
     │   ├── ReplicaDamaged      its copy is torn or of something else: it is made anew
     │   └── ReplicaMismatch     the ledger does not add up: it stops rather than show a wrong number
+    ├── TasksFailed             Spark's tasks failed for good, though not by our own code; it is tried again
     ├── SinkError               the place that invoices go to is gone; it is tried again
     ├── HomeLocked              another pipeline works on this home
     └── DiskFull                no room to write
@@ -96,6 +97,10 @@ class ReplicaDamaged(ReplicaError):
 
 
 class ReplicaMismatch(ReplicaError):
+    pass
+
+
+class TasksFailed(OpentabError):
     pass
 
 

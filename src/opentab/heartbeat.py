@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
+
+from opentab.place import Place
+
+NAME = "heartbeat.json"
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -23,21 +24,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
     invoices_position: int = 0  # all that was due up to this batch has been issued
 
 
-def heartbeat_path(ledger: Path) -> Path:
-    return ledger / "heartbeat.json"
-
-
-def write_heartbeat(ledger: Path, heartbeat: Heartbeat) -> None:
+def write_heartbeat(ledger: Place, heartbeat: Heartbeat) -> None:
     """Replace the heartbeat; a reader sees the old one or the new one."""
-    path = heartbeat_path(ledger)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(msgspec.json.encode(heartbeat))
-    aside.replace(path)
+    (ledger / NAME).replace(msgspec.json.encode(heartbeat))
 
 
-def read_heartbeat(ledger: Path) -> Heartbeat | None:
+def read_heartbeat(ledger: Place) -> Heartbeat | None:
     """The last heartbeat, or None if there never was one."""
     try:
-        return msgspec.json.decode(heartbeat_path(ledger).read_bytes(), type=Heartbeat)
+        return msgspec.json.decode((ledger / NAME).read(), type=Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -137,7 +137,7 @@ class Part:
 
     def _last_sign(self) -> Sign | None:
         if self.name == "run":
-            beat = read_heartbeat(self._home.ledger_path)
+            beat = read_heartbeat(self._home.ledger)
             return Sign(beat.pid, beat.at_us) if beat else None
         if self.name == "deliver":
             backlog = read_backlog(self._home.sinks_path)

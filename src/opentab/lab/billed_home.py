@@ -27,7 +27,7 @@ def copy_home(source: Home, path: Path) -> Home:
     shutil.rmtree(path, ignore_errors=True)
     home = config.load(path)
     shutil.copytree(source.log_path, home.log_path, copy_function=os.link)
-    for part, copied in ((source.ledger_path, home.ledger_path), (source.replica_path, home.replica_path)):
+    for part, copied in ((source.ledger.path, home.ledger.path), (source.replica_path, home.replica_path)):
         if part.exists():
             shutil.copytree(part, copied)
     return home
@@ -35,6 +35,6 @@ def copy_home(source: Home, path: Path) -> Home:
 
 def journal_of(home: Home) -> Journal:
     """The journal of a home in which something was billed."""
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     assert journal is not None
     return journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-import uuid
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,8 @@ class Broker:
         self._properties_path.write_text(text, encoding="utf-8")
 
     def _format(self) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # One that began with a hyphen would be taken for an option.
+        cluster = base64.urlsafe_b64encode(b"opentab" + secrets.token_bytes(9)).decode().rstrip("=")
         words = ["format", "--cluster-id", cluster, "--config", str(self._properties_path)]
         tool = Daemon("format", self._java("kafka.tools.StorageTool", *words), self._directory)
         tool.start()

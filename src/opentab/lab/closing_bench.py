@@ -117,7 +117,8 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
         finally:
             feeder.stop()
     records = journal_of(home).batches(after=settled + 2)
-    position = _invoices(home).files[0].position
+    invoices = _invoices(home)
+    position = invoices.files[0].position
     (closing,) = [record for record in records if record.batch == position]
     began_at = closing.committed_us / 1e6
     return MeasuredClosing(
@@ -126,7 +127,7 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
         files_seconds=files_at - began_at,
         before_ms=tuple(r.took_ms for r in records if r.batch < position),
         during_ms=tuple(r.took_ms for r in records if r.batch > position and r.started_us < closed_at * 1e6),
-        ledger_bytes=sum(file.path.stat().st_size for file in _invoices(home).files),
+        ledger_bytes=sum(invoices.place_of(file).path.stat().st_size for file in invoices.files),
         file_bytes=sum(file.stat().st_size for file in home.invoices_path.rglob("*") if file.is_file()),
     )
 
@@ -155,21 +156,21 @@ class _Feeder:
 
 
 def _position(home: Home) -> int:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat.position if beat else 0
 
 
 def _closed(home: Home) -> bool:
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     return invoices is not None and bool(invoices.files)
 
 
 def _commit_seconds(home: Home) -> float:
     """When the invoices' last commit was written."""
-    return max(file.stat().st_mtime for file in (home.ledger_path / "invoices" / "_delta_log").glob("*.json"))
+    return max(file.stat().st_mtime for file in (home.ledger.path / "invoices" / "_delta_log").glob("*.json"))
 
 
 def _invoices(home: Home) -> Invoices:
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     assert invoices is not None
     return invoices

@@ -77,7 +77,7 @@ def bill_log(home: Home) -> None:
 
 def streams(home: Home, pipeline: Command) -> bool:
     """Whether Spark is up and the stream of this very pipeline runs."""
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat is not None and beat.pid == pipeline.process.pid and beat.streaming
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from opentab.errors import MachineError
+from opentab.parent import end_with_parent
 
 END_SECONDS_MAX = 20
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
 
 
 class Daemon:
@@ -56,7 +54,7 @@ class Daemon:
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, no lock)
+                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509  (system calls alone, no lock)
             )
 
     def wait_until(self, ready: Callable[[], bool], *, seconds_max: float) -> None:
@@ -100,9 +98,3 @@ class Daemon:
     def last_words(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a word"
-
-
-def die_with_parent() -> None:
-    """To be called in a child: the kernel kills it when the thread that started it ends, however that comes."""
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -114,13 +114,13 @@ def _answers(port: int) -> bool:
 
 
 def _files_missing(home: Home) -> bool:
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     return invoices is not None and bool(missing(home.invoices_path, invoices))
 
 
 def _scene(home: Home, news: News, *, generating: bool) -> Scene:
-    heartbeat = read_heartbeat(home.ledger_path)
-    journal = Journal.open(home.ledger_path, home.identity)
+    heartbeat = read_heartbeat(home.ledger)
+    journal = Journal.open(home.ledger, home.identity)
     return Scene(list(customer_totals(journal, home.calendar)), place_of(journal), heartbeat, generating, news.look())
 
 

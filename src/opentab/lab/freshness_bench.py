@@ -240,7 +240,7 @@ def _event_count(status: int, answer: dict[str, Any]) -> int:
 
 
 def _records(home: Home) -> list[BatchRecord]:
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     return journal.batches() if journal else []
 
 

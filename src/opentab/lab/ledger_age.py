@@ -48,7 +48,7 @@ class SyntheticLedger:
         self.home = config.load(path)
         self.run = new_run()
         self._closer = Closer(self.home, run=self.run)
-        self.journal = Journal.create(self.home.ledger_path, self.home.identity)
+        self.journal = Journal.create(self.home.ledger, self.home.identity)
 
     def commit(self) -> float:
         """Commit the next batch; returns the milliseconds of the commit alone."""
@@ -96,10 +96,10 @@ class SyntheticLedger:
         return self.journal.live_files()
 
     def log_files(self) -> int:
-        return sum(1 for _ in (self.journal.root / "_delta_log").iterdir())
+        return sum(1 for _ in (self.journal.root.path / "_delta_log").iterdir())
 
     def _opened(self) -> Journal:
-        journal = Journal.open(self.home.ledger_path, self.home.identity)
+        journal = Journal.open(self.home.ledger, self.home.identity)
         assert journal is not None
         return journal
 

@@ -95,7 +95,7 @@ def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
             memory.sample(command.process.pid)
             time.sleep(SAMPLE_SECONDS)
         command.check(ended_well=True)
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     batches = committed(journal.batches()) if journal else ()
     run = MeasuredRun(started_us, batches, memory.bytes_max, load_before)
     if run.event_count != event_count:

@@ -21,7 +21,7 @@ class News:
 
     def look(self) -> list[str]:
         """One line for each period that was closed or revised since, if there is anything to pay."""
-        invoices = Invoices.open(self._home.ledger_path)
+        invoices = Invoices.open(self._home.ledger)
         if invoices is None:
             return []
         new = [files for files in file_sets(invoices) if (files.period, files.position) not in self._seen]
@@ -60,7 +60,7 @@ def statements_of(home: Home, invoices: Invoices, files: FileSet) -> list[Statem
 
 def all_statements(home: Home) -> Iterator[Statement]:
     """Every revision that was issued, in the order of period, customer and revision."""
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     if invoices is None:
         return
     with connect() as connection:

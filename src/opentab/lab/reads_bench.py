@@ -256,7 +256,7 @@ def _no_reads(_: ServedHome, going: Callable[[], bool]) -> None:
 
 
 def _caught_up(home: Home, run: Command) -> bool:
-    beat = read_heartbeat(home.ledger_path)
+    beat = read_heartbeat(home.ledger)
     return beat is not None and beat.pid == run.process.pid and beat.streaming and beat.caught_up
 
 

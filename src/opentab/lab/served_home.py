@@ -60,7 +60,7 @@ class ServedHome:
 @contextmanager
 def served(home: Home, *, workers: int) -> Iterator[ServedHome]:
     """Serve a home; yields once answers hold all that is in the ledger."""
-    journal = Journal.open(home.ledger_path, home.identity)
+    journal = Journal.open(home.ledger, home.identity)
     position = journal.position if journal else 0
     port = free_port()
     with started(home, "serve", "--port", str(port), "--workers", str(workers)) as command:

@@ -82,7 +82,9 @@ class Worker:
         port, web_port = str(free_port()), str(free_port())
         words = ["--host", "127.0.0.1", "--port", port, "--webui-port", web_port, "--cores", "1", "--memory", "1g"]
         words += ["--work-dir", str(cluster.directory / name), cluster.master_url]
-        self.daemon = cluster.spark_daemon(name, "org.apache.spark.deploy.worker.Worker", words)
+        self.daemon = cluster.spark_daemon(
+            name, "org.apache.spark.deploy.worker.Worker", words, hidden_path=cluster.hidden_path
+        )
 
     def executors(self) -> list[psutil.Process]:
         """Its executors that run now."""
@@ -99,8 +101,10 @@ class Worker:
 class SparkCluster:
     """Started as a whole; each part can be killed and started again on its own, on the same port."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, hidden_path: Path | None = None) -> None:
+        """Workers do not see what is below `hidden_path`, as if they ran on other machines; that needs root."""
         self.directory = directory.absolute()
+        self.hidden_path = hidden_path
         self.zookeeper_port = free_port()
         self.zookeeper = self._zookeeper()
         self.masters = [Master(f"master-{number + 1}", self) for number in range(MASTERS)]
@@ -186,7 +190,7 @@ class SparkCluster:
         for daemon in reversed(self._daemons()):
             daemon.kill()
 
-    def spark_daemon(self, name: str, program: str, words: list[str]) -> Daemon:
+    def spark_daemon(self, name: str, program: str, words: list[str], *, hidden_path: Path | None = None) -> Daemon:
         options = {
             "spark.deploy.recoveryMode": "ZOOKEEPER",
             "spark.deploy.zookeeper.url": f"127.0.0.1:{self.zookeeper_port}",
@@ -206,6 +210,9 @@ class SparkCluster:
         }
         # The script ends by exec: a signal to it is a signal to Java.
         command = [str(spark_home() / "bin" / "spark-class"), program, *words]
+        if hidden_path is not None:
+            hide = 'mount -t tmpfs none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", hide, str(hidden_path), *command]
         return Daemon(name, command, self.directory, environment)
 
     def _zookeeper(self) -> Daemon:

@@ -42,12 +42,12 @@ def _datasets(home: Home, journal: Journal | None) -> dict[str, ds.Dataset]:
     if journal is None:
         empty = {name: ds.dataset(KINDS[kind].empty_table()) for name, kind in _KIND_OF.items()}
         return empty | {"balances": balances.empty().rows, "invoices": ds.dataset(INVOICE_OF_PERIOD.empty_table())}
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     return {
         "entries": journal.entries(),
         "rejections": journal.rejections(),
         "batches": journal.batch_rows(),
-        "balances": balances.latest(home.ledger_path).rows,
+        "balances": balances.latest(home.ledger).rows,
         "invoices": invoices.rows() if invoices else ds.dataset(INVOICE_OF_PERIOD.empty_table()),
     }
 

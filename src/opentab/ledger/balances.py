@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -22,15 +21,17 @@ from opentab.ledger.files import stage
 from opentab.ledger.journal import Journal
 from opentab.ledger.table import (
     TABLE_CONFIGURATION,
-    VERSION_KEY,
     add_action,
     check_version,
+    create_table,
+    open_table,
     sweep,
     trouble,
     write_actions,
 )
 from opentab.periods import Calendar
-from opentab.records import BALANCE, SCHEMA_VERSION
+from opentab.place import Place
+from opentab.records import BALANCE
 
 APP = "opentab-balances"
 CHUNK_ROWS = 1_000_000
@@ -71,22 +72,23 @@ def empty() -> Snapshot:
     return Snapshot(0, ds.dataset(BALANCE.empty_table()))
 
 
-def latest(ledger: Path) -> Snapshot:
+def latest(ledger: Place) -> Snapshot:
     """The newest snapshot; at batch 0 and empty where none was written."""
     root = ledger / "balances"
     try:
-        table = DeltaTable(str(root))
+        table = open_table(root)
     except TableNotFoundError:
         return empty()
     except (DeltaError, OSError) as error:
         raise LedgerError(f"the balances {root} cannot be read: {error}", retry_helps=True) from error
     check_version(root, table.metadata().configuration)
     batch = table.transaction_version(APP) or 0
-    files = table.file_uris()
-    if not files:
+    names = sorted(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
+    if not names:
         return Snapshot(batch, ds.dataset(BALANCE.empty_table()))
-    rows = ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None)
-    return Snapshot(batch, rows, run=Path(files[0]).name.split("-")[1])
+    files = [(root / name).inside for name in names]
+    rows = ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None, filesystem=root.filesystem)
+    return Snapshot(batch, rows, run=names[0].rpartition("/")[2].split("-")[1])
 
 
 def running(
@@ -163,7 +165,7 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
             return None
         write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
         crash.moment("snapshotted")
-        sweep(DeltaTable(str(root)))
+        sweep(open_table(root))
     except CommitFailedError as error:
         if "Concurrent transaction" in str(error):
             return None  # someone else was faster
@@ -173,17 +175,9 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
     return upto
 
 
-def _create(root: Path) -> DeltaTable:
-    root.mkdir(parents=True, exist_ok=True)
+def _create(root: Place) -> DeltaTable:
     fields = [pa.field("kind", pa.string()), *(field.with_nullable(True) for field in BALANCE)]
-    return DeltaTable.create(
-        str(root),
-        pa.schema(fields),
-        mode="ignore",
-        partition_by=["kind"],
-        configuration=TABLE_CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)},
-        raise_if_key_not_exists=False,
-    )
+    return create_table(root, pa.schema(fields), configuration=TABLE_CONFIGURATION)
 
 
 def _tables(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:

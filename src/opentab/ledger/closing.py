@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import duckdb
 import msgspec
@@ -28,6 +27,7 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import Round
 from opentab.ledger.table import trouble
 from opentab.periods import Calendar, Period, month_number, to_us
+from opentab.place import Place
 
 MEMORY_LIMIT = "1GB"  # of a closing; the rest goes to the disk
 PART_ROWS = 500_000  # how many lines are made into invoices in one go
@@ -79,7 +79,7 @@ class Issued:
 class Order(msgspec.Struct, frozen=True):
     """What whoever stages invoices must know."""
 
-    root: str  # of the invoices table
+    root: Place  # of the invoices table
     run: str
     position: int
     currency: str
@@ -215,7 +215,7 @@ def close_round(
 
     `stage_elsewhere` may take the periods that are closed, onto a cluster for example, or say None.
     """
-    order = Order(str(invoices.root), run, round_.position, currency, to_us(datetime.now(UTC)))
+    order = Order(invoices.root, run, round_.position, currency, to_us(datetime.now(UTC)))
     staged = Staged([], 0)
     try:
         with closing_at(journal, invoices, calendar, upto=round_.position, threads=threads) as closing:
@@ -255,7 +255,7 @@ def stage_invoices(chunks: Iterable[pa.Table], order: Order, *, part: int = 0) -
         name = f"{order.run}-{part:05d}-{number:05d}"
         for period in pc.unique(chunk["period"]).to_pylist():
             lines = chunk.filter(pc.equal(chunk["period"], period)).drop_columns(["period"])
-            files.append(stage(Path(order.root), period, lines, run=name, batches=positions, column="period"))
+            files.append(stage(order.root, period, lines, run=name, batches=positions, column="period"))
             invoice_count += pc.count_distinct(lines["customer"]).as_py()
     return Staged(files, invoice_count)
 

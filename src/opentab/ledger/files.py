@@ -5,15 +5,13 @@ A name carries the run that wrote it and is never used again; a file counts only
 
 from __future__ import annotations
 
-import os
 import secrets
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opentab.disk import sync
+from opentab.place import Place
 
 ROW_GROUP_ROWS = 131_072
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
@@ -34,37 +32,28 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 def stage(
-    root: Path, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind"
+    root: Place, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind"
 ) -> StagedFile:
     """Write a table aside for a later commit; on return it is on the disk."""
-    directory = root / f"{column}={kind}"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{batches[1]:09d}-{run}-{secrets.token_hex(4)}.parquet"
-    try:
-        with path.open("xb") as file:
-            pq.write_table(
-                table,
-                file,
-                compression="lz4",
-                use_dictionary=["type", "day", "reason", "period", "kind", "line_period"],
-                column_encoding={
-                    field.name: "DELTA_BINARY_PACKED"
-                    for field in table.schema
-                    if field.name in DELTA_COLUMNS and not pa.types.is_decimal(field.type)
-                },
-                write_statistics=[name for name in STATISTICS if name in table.column_names],
-                row_group_size=ROW_GROUP_ROWS,
-            )
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    sync(directory)
+    path = f"{column}={kind}/{batches[1]:09d}-{run}-{secrets.token_hex(4)}.parquet"
+    with (root / path).create() as file:
+        pq.write_table(
+            table,
+            file,
+            compression="lz4",
+            use_dictionary=["type", "day", "reason", "period", "kind", "line_period"],
+            column_encoding={
+                field.name: "DELTA_BINARY_PACKED"
+                for field in table.schema
+                if field.name in DELTA_COLUMNS and not pa.types.is_decimal(field.type)
+            },
+            write_statistics=[name for name in STATISTICS if name in table.column_names],
+            row_group_size=ROW_GROUP_ROWS,
+        )
+        size = file.tell()
     return StagedFile(
         kind=kind,
-        path=f"{column}={kind}/{path.name}",
+        path=path,
         rows=table.num_rows,
         bytes=size,
         batch_min=batches[0],
@@ -73,9 +62,14 @@ def stage(
     )
 
 
-def read_back(root: Path, file: StagedFile, columns: list[str]) -> pa.Table:
+def read_back(root: Place, file: StagedFile, columns: list[str]) -> pa.Table:
     """Some columns of a staged file as they lie on the disk."""
-    return pq.read_table(root / file.path, columns=columns, partitioning=None)
+    return read_parquet(root / file.path, columns=columns)
+
+
+def read_parquet(place: Place, columns: list[str] | None = None) -> pa.Table:
+    """A file of the ledger, or some of its columns."""
+    return pq.read_table(place.inside, columns=columns, partitioning=None, filesystem=place.filesystem)
 
 
 def new_run() -> str:

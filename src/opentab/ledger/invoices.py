@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -19,16 +18,17 @@ from opentab.errors import Fenced, LedgerError
 from opentab.ledger.files import StagedFile
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.table import (
-    VERSION_KEY,
     add_action,
     check_version,
+    create_table,
     make_durable,
+    open_table,
     sweep,
     trouble,
     write_actions,
 )
 from opentab.periods import Period
-from opentab.records import SCHEMA_VERSION
+from opentab.place import Place
 
 APP = "opentab-invoices"
 # A commit every few hundred batches says how far we looked: those of a day are enough to keep.
@@ -42,24 +42,24 @@ class InvoiceFile:
 
     period: Period
     position: int
-    path: Path
+    path: str  # below the table's root
     rows: int
 
 
 class Invoices:
     """A snapshot of all invoices, and the fenced way to add to them."""
 
-    def __init__(self, root: Path, table: DeltaTable) -> None:
+    def __init__(self, root: Place, table: DeltaTable) -> None:
         self.root = root
         self._table = table
         self._see()
 
     @classmethod
-    def open(cls, ledger: Path) -> Invoices | None:
+    def open(cls, ledger: Place) -> Invoices | None:
         """The invoices of a ledger, or None where none was ever due."""
         root = ledger / "invoices"
         try:
-            table = DeltaTable(str(root))
+            table = open_table(root)
             check_version(root, table.metadata().configuration)
             return cls(root, table)
         except TableNotFoundError:
@@ -68,22 +68,14 @@ class Invoices:
             raise LedgerError(f"the invoices {root} cannot be read: {error}", retry_helps=True) from error
 
     @classmethod
-    def create(cls, ledger: Path) -> Invoices:
+    def create(cls, ledger: Place) -> Invoices:
         """The invoices of a ledger, made empty where there are none."""
         found = cls.open(ledger)
         if found is not None:
             return found
         root = ledger / "invoices"
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            table = DeltaTable.create(
-                str(root),
-                INVOICE_OF_PERIOD,
-                mode="ignore",
-                partition_by=["period"],
-                configuration=CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)},
-                raise_if_key_not_exists=False,
-            )
+            table = create_table(root, INVOICE_OF_PERIOD, configuration=CONFIGURATION, partition_by="period")
         except (DeltaError, OSError) as error:
             raise trouble(root, error) from error
         return cls(root, table)
@@ -103,6 +95,10 @@ class Invoices:
         """The files of the table in order of period, position and customer."""
         return self._files
 
+    def place_of(self, file: InvoiceFile) -> Place:
+        """Where a file of the table lies."""
+        return self.root / file.path
+
     def rows(self, *, period: Period | None = None) -> ds.Dataset:
         """The invoices' lines, of all periods or of one."""
         return self.rows_of([file for file in self._files if period is None or file.period == period])
@@ -112,11 +108,12 @@ class Invoices:
         if not files:
             return ds.dataset(INVOICE_OF_PERIOD.empty_table())
         return ds.dataset(
-            [str(file.path) for file in files],
+            [self.place_of(file).inside for file in files],
             schema=INVOICE_OF_PERIOD,
             format="parquet",
             partitioning=PARTITIONING,
-            partition_base_dir=str(self.root),
+            partition_base_dir=self.root.inside,
+            filesystem=self.root.filesystem,
         )
 
     def latest_position(self, period: Period) -> int:
@@ -134,7 +131,7 @@ class Invoices:
             write_actions(self._table, actions, (APP, position), partition_by="period")
             self._table.update_incremental()
             self._see()
-            make_durable(self._table, version)
+            make_durable(self.root, self._table, version)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 raise fenced(position) from error
@@ -158,7 +155,7 @@ class Invoices:
             []
             if actions.num_rows == 0
             else sorted(
-                InvoiceFile(row["partition.period"], row["max.position"], self.root / row["path"], row["num_records"])
+                InvoiceFile(row["partition.period"], row["max.position"], row["path"], row["num_records"])
                 for row in actions.select(["partition.period", "max.position", "path", "num_records"]).to_pylist()
             )
         )

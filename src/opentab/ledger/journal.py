@@ -10,32 +10,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
-from opentab.ledger.files import StagedFile, stage
+from opentab.ledger.files import StagedFile, read_parquet, stage
 from opentab.ledger.table import (
     TABLE_CONFIGURATION,
-    VERSION_KEY,
     add_action,
     check_version,
+    create_table,
     make_durable,
+    open_table,
     remove_action,
     sweep,
     trouble,
     write_actions,
 )
-from opentab.records import BATCH, KINDS, SCHEMA_VERSION, BatchRecord
+from opentab.place import Place
+from opentab.records import BATCH, KINDS, BatchRecord
 
 JOURNAL_APP = "opentab-journal"
 COMPACTION_APP = "opentab-compaction"
@@ -60,7 +60,7 @@ def table_schema() -> pa.Schema:
 class Journal:
     """A snapshot of the journal, and the fenced way to add to it."""
 
-    def __init__(self, root: Path, table: DeltaTable) -> None:
+    def __init__(self, root: Place, table: DeltaTable) -> None:
         self.root = root
         self._table = table
         self._position = 0
@@ -68,14 +68,14 @@ class Journal:
         self._see()
 
     @classmethod
-    def open(cls, ledger: Path, identity: dict[str, str]) -> Journal | None:
+    def open(cls, ledger: Place, identity: dict[str, str]) -> Journal | None:
         """The journal of a ledger, or None where no batch was ever begun.
 
         Stops where another version wrote it, or where the home was made with other settings.
         """
         root = ledger / "journal"
         try:
-            journal = cls(root, DeltaTable(str(root)))
+            journal = cls(root, open_table(root))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
@@ -86,24 +86,15 @@ class Journal:
         return journal
 
     @classmethod
-    def create(cls, ledger: Path, identity: dict[str, str]) -> Journal:
+    def create(cls, ledger: Place, identity: dict[str, str]) -> Journal:
         """The journal of a ledger, made empty where there is none."""
         journal = cls.open(ledger, identity)
         if journal is not None:
             return journal
         root = ledger / "journal"
-        configuration = TABLE_CONFIGURATION | {VERSION_KEY: str(SCHEMA_VERSION)}
-        configuration |= {IDENTITY_KEYS[name]: value for name, value in identity.items()}
+        configuration = TABLE_CONFIGURATION | {IDENTITY_KEYS[name]: value for name, value in identity.items()}
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            table = DeltaTable.create(
-                str(root),
-                table_schema(),
-                mode="ignore",
-                partition_by=["kind"],
-                configuration=configuration,
-                raise_if_key_not_exists=False,
-            )
+            table = create_table(root, table_schema(), configuration=configuration)
         except (DeltaError, OSError) as error:
             raise trouble(root, error) from error
         return cls(root, table)
@@ -188,7 +179,7 @@ class Journal:
             write_actions(self._table, actions, (JOURNAL_APP, record.batch))
             self._table.update_incremental()
             self._see()
-            make_durable(self._table, version)
+            make_durable(self.root, self._table, version)
             # A writer that slept while its successor's commits were cleared away writes where nobody
             # looks. Whoever was quick cannot have slept; whoever was slow looks who made the batch.
             slow = time.monotonic() - started > SLEEP_SECONDS
@@ -211,7 +202,7 @@ class Journal:
         Rows stay as they are, batch by batch. Two programs that merge the same files would count
         them twice, so this is fenced like a batch, with a number of its own.
         """
-        table = DeltaTable(str(self.root))
+        table = open_table(self.root)
         journal = Journal(self.root, table)
         done = table.transaction_version(COMPACTION_APP) or 0
         actions: list[AddAction | RemoveAction] = []
@@ -237,7 +228,7 @@ class Journal:
     def sweep(self) -> int:
         """Delete the files that no commit names any more, or never did. Returns how many."""
         try:
-            return sweep(DeltaTable(str(self.root)))
+            return sweep(open_table(self.root))
         except (DeltaError, OSError) as error:
             raise trouble(self.root, error) from error
 
@@ -254,14 +245,14 @@ class Journal:
     def _overtaken(self, record: BatchRecord) -> bool:
         """Whether another run has this batch: while we slept, the log that our handle knew was cleared."""
         try:
-            journal = Journal(self.root, DeltaTable(str(self.root)))
+            journal = Journal(self.root, open_table(self.root))
             found = journal.batches(after=record.batch - 1, upto=record.batch)
         except (LedgerError, DeltaError, OSError):
             return False
         return any(other.run != record.run for other in found)
 
     def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> AddAction:
-        tables = [pq.read_table(self.root / f["path"], partitioning=None) for f in chosen]
+        tables = [read_parquet(self.root / f["path"]) for f in chosen]
         table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
         return add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)
@@ -279,7 +270,7 @@ class Journal:
 
     def _paths(self, kind: str, after: int, last: int) -> list[str]:
         return sorted(
-            str(self.root / file["path"])
+            (self.root / file["path"]).inside
             for file in self._of_kind(kind)
             if file["max.batch"] > after and file["min.batch"] <= last
         )
@@ -291,7 +282,7 @@ class Journal:
         if not files:
             return ds.dataset(schema.empty_table())
         batch = ds.field("batch")
-        dataset = ds.dataset(files, schema=schema, format="parquet", partitioning=None)
+        dataset = ds.dataset(files, schema=schema, format="parquet", partitioning=None, filesystem=self.root.filesystem)
         return dataset.filter((batch > after) & (batch <= last))
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.disk import sync
 from opentab.errors import DiskFull, LedgerError, SchemaMismatch, means_disk_full
 from opentab.ledger.files import StagedFile
+from opentab.place import Place
 from opentab.records import SCHEMA_VERSION
 
 VERSION_KEY = "opentab.schemaVersion"
+LOG_NAME = "_delta_log"
 # Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
 RETENTION_HOURS = 1
 CHECKPOINT_COMMITS = 100
@@ -31,7 +33,27 @@ TABLE_CONFIGURATION = {
 }
 
 
-def check_version(root: Path, configuration: Mapping[str, str | None]) -> None:
+def open_table(root: Place) -> DeltaTable:
+    """The table at a place, as it is now."""
+    return DeltaTable(root.uri)
+
+
+def create_table(
+    root: Place, schema: pa.Schema, *, configuration: Mapping[str, str], partition_by: str = "kind"
+) -> DeltaTable:
+    """The table at a place, made empty where there is none."""
+    root.make()
+    return DeltaTable.create(
+        root.uri,
+        schema,
+        mode="ignore",
+        partition_by=[partition_by],
+        configuration=dict(configuration) | {VERSION_KEY: str(SCHEMA_VERSION)},
+        raise_if_key_not_exists=False,
+    )
+
+
+def check_version(root: Place, configuration: Mapping[str, str | None]) -> None:
     """Stop before touching a table that another version of opentab wrote."""
     found = configuration.get(VERSION_KEY)
     if found == str(SCHEMA_VERSION):
@@ -69,13 +91,21 @@ def write_actions(
     )
 
 
-def make_durable(table: DeltaTable, version_before: int) -> None:
+def make_durable(root: Place, table: DeltaTable, version_before: int) -> None:
     """Let the commits behind a version outlive a power cut."""
-    log = Path(table.table_uri.removeprefix("file://")) / "_delta_log"
+    log = root.path / LOG_NAME
     for version in range(version_before + 1, table.version() + 1):
         with suppress(FileNotFoundError):
             sync(log / f"{version:020d}.json")
     sync(log)
+
+
+def news_of(root: Place) -> object:
+    """Something that is another after each commit. A look at a directory costs next to nothing."""
+    try:
+        return (root / LOG_NAME).path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def sweep(table: DeltaTable) -> int:
@@ -113,7 +143,7 @@ def remove_action(file: dict[str, Any]) -> RemoveAction:
     )
 
 
-def trouble(root: Path, error: Exception) -> LedgerError | DiskFull:
+def trouble(root: Place, error: Exception) -> LedgerError | DiskFull:
     """What an error of the tables means for a user."""
     if means_disk_full(error):
         return DiskFull(str(root))

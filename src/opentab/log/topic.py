@@ -187,7 +187,10 @@ class Topic:
         )
         found: dict[int, int] = {}
         for partition, future in futures.items():
-            found[partition.partition] = self._ask(partial(future.result, TIMEOUT_SECONDS)).offset
+            offset = self._ask(partial(future.result, TIMEOUT_SECONDS)).offset
+            if offset < 0:  # while a broker comes back, the client may have no answer and not call it an error
+                raise self._unreachable(f"partition {partition.partition} has no leader yet")
+            found[partition.partition] = offset
         return found
 
     def _ask(self, question: Callable[[], Any]) -> Any:

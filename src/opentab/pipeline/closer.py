@@ -51,7 +51,7 @@ class Closer:
 
     def mark(self) -> None:
         """Record how far we looked, so that nobody looks again. Snapshots go beyond it from then on."""
-        invoices = Invoices.create(self._home.ledger_path)
+        invoices = Invoices.create(self._home.ledger)
         if invoices.position < self.position:
             try:
                 invoices.commit(self.position, [])
@@ -66,7 +66,7 @@ class Closer:
         if last is None or last.revise or last.watermark_us is None or last.final_us is None:
             return False
         calendar = self._home.calendar
-        invoices = Invoices.open(self._home.ledger_path)
+        invoices = Invoices.open(self._home.ledger)
         with closing_at(journal, invoices, calendar, upto=journal.position, threads=THREADS) as closing:
             ends = {period: calendar.end_us(period) for period in closing.periods()}
             late = tuple(p for p, end_us in ends.items() if last.final_us < end_us <= last.watermark_us)
@@ -76,7 +76,7 @@ class Closer:
             return any(True for _ in closing.issue(currency=currency, issued_us=None))
 
     def _close_due(self, journal: Journal) -> list[Issued]:
-        invoices = Invoices.open(self._home.ledger_path)
+        invoices = Invoices.open(self._home.ledger)
         done = max(self.position, invoices.position if invoices else 0)
         if invoices is not None and invoices.position > journal.position:
             journal.refresh()
@@ -89,7 +89,7 @@ class Closer:
         for round_ in rounds(journal.batches(after=max(done - 1, 0)), self._home.calendar):
             if round_.position <= done:
                 continue
-            invoices = invoices or Invoices.create(self._home.ledger_path)
+            invoices = invoices or Invoices.create(self._home.ledger)
             result = close_round(
                 round_,
                 journal,

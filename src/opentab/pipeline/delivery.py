@@ -63,7 +63,7 @@ class Delivery:
 
 def deliver(home: Home) -> int:
     """Write every invoice file that is missing; returns how many sets of files that were."""
-    invoices = Invoices.open(home.ledger_path)
+    invoices = Invoices.open(home.ledger)
     if invoices is None:
         return 0
     return len(export_missing(home.invoices_path, invoices, currency=home["billing.currency"]))
@@ -71,5 +71,5 @@ def deliver(home: Home) -> int:
 
 def publish_rejections(home: Home, letters: DeadLetters | None) -> int:
     """Publish what was rejected and is not in its topic yet, where the home has one; returns how many."""
-    journal = Journal.open(home.ledger_path, home.identity) if letters is not None else None
+    journal = Journal.open(home.ledger, home.identity) if letters is not None else None
     return letters.publish(journal) if letters is not None and journal is not None else 0

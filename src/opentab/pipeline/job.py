@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 
 from opentab import crash
 from opentab.config import Home
-from opentab.errors import DiskFull, LedgerBug, OpentabError, means_disk_full
+from opentab.errors import DiskFull, LedgerBug, OpentabError, TasksFailed, means_disk_full
 from opentab.ledger.journal import Journal, fenced
 from opentab.periods import first_day, to_us
 from opentab.pipeline.source import Portion, Source
@@ -138,7 +138,7 @@ class Job:
         order = Order(
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
-            journal_path=str(self.journal.root),
+            journal=self.journal.root,
             rules=self.rules,
             late_before_day=self._late_before_day(),
         )
@@ -166,13 +166,14 @@ class Job:
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
-        if isinstance(error, PySparkException):
-            return OpentabError(
-                f"a Spark task failed: {_last_line(str(error))}",
-                hint=f"see {self.home.logs_path / 'spark.log'}",
-                retry_helps=True,
-            )
-        return error
+        if not isinstance(error, PySparkException):
+            return error
+        ours = isinstance(error, PythonException)
+        return (OpentabError if ours else TasksFailed)(
+            f"a Spark task failed: {_last_line(str(error))}",
+            hint=f"see {self.home.logs_path / 'spark.log'}",
+            retry_helps=not ours,
+        )
 
     def _record(self, portion: Portion, reports: Sequence[Report], started_us: int) -> BatchRecord:
         check_sums(reports)

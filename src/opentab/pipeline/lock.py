@@ -6,6 +6,7 @@ from pathlib import Path
 
 from opentab.errors import HomeLocked
 from opentab.lock import Lock
+from opentab.place import Place
 
 
 class Claim:
@@ -14,19 +15,17 @@ class Claim:
     It tells a pipeline that was taken over to stop. Nothing rests on it: the journal's fence decides.
     """
 
-    def __init__(self, ledger: Path, run: str) -> None:
+    def __init__(self, ledger: Place, run: str) -> None:
         """Claim the home for a run."""
-        self._path = ledger / "pipeline.claim"
-        self._run = run
-        ledger.mkdir(parents=True, exist_ok=True)
-        aside = self._path.with_name(f".{self._path.name}.{run}")
-        aside.write_text(run)
-        aside.replace(self._path)
+        self._place = ledger / "pipeline.claim"
+        self._run = run.encode()
+        ledger.make()
+        self._place.replace(self._run)
 
     def is_ours(self) -> bool:
         """Whether nobody else has claimed the home since."""
         try:
-            return self._path.read_text() == self._run
+            return self._place.read() == self._run
         except OSError:
             return True
 

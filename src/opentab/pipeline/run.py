@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from opentab.config import Home
-from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, means_disk_full
+from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, TasksFailed, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.closing import Issued
 from opentab.ledger.files import new_run
@@ -38,6 +38,7 @@ WAIT_SECONDS = 0.02
 SPARK_LOOK_SECONDS = 1.0
 OUT_OF_TURN_MAX = 20
 RETRY_SECONDS = 1.0
+TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
 
 
@@ -77,7 +78,7 @@ class Pipeline:
         self._caught_up_us: int | None = None
         self._streaming = False
         self._source: Source | None = None
-        self._log_trouble: LogUnreachable | None = None
+        self._source_trouble: OpentabError | None = None
         self._unread = 0
         self._out_of_turn = 0  # in a row
         self._quiet_since = time.monotonic()
@@ -97,8 +98,8 @@ class Pipeline:
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
             source = open_source(self.home, accept_loss=self.accept_loss)
-            journal = Journal.create(self.home.ledger_path, self.home.identity)
-            self._claim = Claim(self.home.ledger_path, self.run_id)
+            journal = Journal.create(self.home.ledger, self.home.identity)
+            self._claim = Claim(self.home.ledger, self.run_id)
             self._job = Job(
                 self.home, journal, source, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
             )
@@ -130,11 +131,11 @@ class Pipeline:
             except LogUnreachable as error:
                 self._waits_for(error, deadline)
 
-    def _waits_for(self, error: LogUnreachable, deadline: float) -> None:
-        """Wait for brokers that do not answer, and tell; raise if that has taken too long."""
+    def _waits_for(self, error: OpentabError, deadline: float) -> None:
+        """Wait for who does not answer, and tell; raise if that has taken too long."""
         if self._stop_asked or (self.once and time.monotonic() > deadline):
             raise error
-        self._log_trouble = error
+        self._source_trouble = error
         self.watch(self._progress())
         self._stop.wait(RETRY_SECONDS)
 
@@ -198,9 +199,14 @@ class Pipeline:
             self._check_spark(spark)
             try:
                 billed = self._bill_next()
-                self._log_trouble, silent_since = None, time.monotonic()
+                self._source_trouble, silent_since = None, time.monotonic()
             except LogUnreachable as error:
                 self._waits_for(error, silent_since + ONCE_SECONDS_MAX)
+                continue
+            except TasksFailed as error:
+                if self.once or time.monotonic() > silent_since + TASKS_SECONDS_MAX:
+                    raise
+                self._waits_for(error, silent_since)
                 continue
             if not billed:
                 self._stop.wait(WAIT_SECONDS)
@@ -302,8 +308,8 @@ class Pipeline:
         )
 
     def _trouble(self) -> OpentabError | None:
-        if self._log_trouble is not None:
-            return self._log_trouble
+        if self._source_trouble is not None:
+            return self._source_trouble
         behind = [part for part in (self._upkeep, self._delivery) if part is not None]
         return next((part.trouble for part in behind if part.trouble is not None), None)
 
@@ -346,7 +352,7 @@ class Pipeline:
                 unread_unit=self._job.source.unit,
                 invoices_position=self._closer.position,
             )
-            write_heartbeat(self.home.ledger_path, heartbeat)
+            write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
 

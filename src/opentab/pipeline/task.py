@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,6 +22,7 @@ from opentab.periods import Calendar
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.tally import tally, total_micros
+from opentab.place import Place
 from opentab.records import REJECTION
 
 REPORT_COLUMN = "report"
@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True):
 
     batch: int
     run: str
-    journal_path: str
+    journal: Place
     rules: Rules
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
 
@@ -105,7 +105,7 @@ class _Work:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.calendar = Calendar(order.rules.zone)
-        self.journal = Path(order.journal_path)
+        self.journal = order.journal
         self.decoded: list[Decoded] = []
         self.taken: dict[str, Taken] = {}
         self.waiting: dict[str, list[Chunk]] = {}

@@ -76,13 +76,13 @@ class Upkeep:
             self._pause.wait(PAUSE_SECONDS)
 
     def _work(self) -> None:
-        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        journal = Journal.open(self._home.ledger, self._home.identity)
         if journal is None:
             return
         keep_up(journal, self._home, self._closer, run=self._run)
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()
-            invoices = Invoices.open(self._home.ledger_path)
+            invoices = Invoices.open(self._home.ledger)
             if invoices is not None:
                 invoices.sweep()
             self._swept = time.monotonic()
@@ -95,7 +95,7 @@ def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str) -> None:
     """
     issued = closer.close_due(journal)
     journal.compact(run=run, files_max=home["pipeline.compact_files"])
-    snapshot = balances.latest(home.ledger_path)
+    snapshot = balances.latest(home.ledger)
     age = journal.position - snapshot.batch
     closed = any(result.due.closed for result in issued)
     if closed or not snapshot.belongs_to(journal) or age >= home["pipeline.snapshot_batches"]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.ledger.table import news_of
 from opentab.replica.follower import Follower
 from opentab.replica.presence import tell
 from opentab.replica.trouble import clear_trouble, write_trouble
@@ -25,14 +26,13 @@ def follow(home: Home, *, parent: int) -> None:
     In trouble it stays where it is and says why; the last state that was right goes on being read.
     """
     follower = Follower(home)
-    seen: tuple[int, ...] | None = None
+    seen: list[object] | None = None
     told = 0.0
     while os.getppid() == parent:
         if time.monotonic() - told > TELL_SECONDS:
-            tell(home.ledger_path, home.path, follower.position, now_us=time.time_ns() // 1000)
+            tell(home.ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
             told = time.monotonic()
-        # A commit puts a file into a table's log: a look at two directories costs next to nothing.
-        now = _log_times(home)
+        now = [news_of(home.ledger / table) for table in ("journal", "invoices")]
         if now == seen:
             time.sleep(POLL_SECONDS)
             continue
@@ -47,16 +47,6 @@ def follow(home: Home, *, parent: int) -> None:
         else:
             seen = now
             clear_trouble(home.replica_path)
-
-
-def _log_times(home: Home) -> tuple[int, ...]:
-    times = []
-    for table in ("journal", "invoices"):
-        try:
-            times.append((home.ledger_path / table / "_delta_log").stat().st_mtime_ns)
-        except FileNotFoundError:
-            times.append(0)
-    return tuple(times)
 
 
 if __name__ == "__main__":

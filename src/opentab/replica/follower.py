@@ -73,7 +73,7 @@ class Follower:
 
     def step(self) -> Step | None:
         """Fold what the ledger has and the replica has not; None if that is nothing."""
-        journal = Journal.open(self.home.ledger_path, self.home.identity)
+        journal = Journal.open(self.home.ledger, self.home.identity)
         if journal is None:
             return None
         with self.store.read() as snapshot:
@@ -86,7 +86,7 @@ class Follower:
             return self._rebuild(journal)
         new = _next_step([record for record in records if record.batch > meta.position])
         upto = new[-1].batch if new else meta.position
-        invoices = Invoices.open(self.home.ledger_path)
+        invoices = Invoices.open(self.home.ledger)
         if not new and (invoices is None or min(invoices.position, upto) <= meta.invoices_position):
             return None
         began = time.perf_counter()
@@ -104,7 +104,7 @@ class Follower:
 
     def _rebuild(self, journal: Journal) -> Step:
         """Begin anew, from the balances."""
-        snapshot = balances.latest(self.home.ledger_path)
+        snapshot = balances.latest(self.home.ledger)
         if not snapshot.belongs_to(journal):
             snapshot = balances.empty()
         records = journal.batches(upto=snapshot.batch) if snapshot.batch else []
@@ -116,7 +116,7 @@ class Follower:
             if records:
                 self._fold_balances(fold, journal, snapshot, records)
                 check_all(fold, records)
-            count = self._finish(change, blank, records, fold, Invoices.open(self.home.ledger_path), began)
+            count = self._finish(change, blank, records, fold, Invoices.open(self.home.ledger), began)
         crash.moment("folded")
         return Step(snapshot.batch, 0, fold.rows, count, rebuilt=True)
 

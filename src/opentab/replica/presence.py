@@ -9,7 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from opentab.place import Place
+
 FORGOTTEN_US = 10 * 60 * 1_000_000  # who has been silent for so long is no longer counted
+SUFFIX = ".json"
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -20,24 +23,26 @@ class Presence(msgspec.Struct, frozen=True):
     at_us: int
 
 
-def tell(ledger: Path, home: Path, position: int, *, now_us: int) -> None:
+def tell(ledger: Place, home: Path, position: int, *, now_us: int) -> None:
     """Say that a replica lives. Where the ledger cannot be written to, it goes on unseen."""
     node = platform.node()
-    path = ledger / "replicas" / f"{hashlib.sha256(f'{node}:{home}'.encode()).hexdigest()[:16]}.json"
-    aside = path.with_suffix(".new")
+    replicas = ledger / "replicas"
+    name = f"{hashlib.sha256(f'{node}:{home}'.encode()).hexdigest()[:16]}{SUFFIX}"
     with suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        aside.write_bytes(msgspec.json.encode(Presence(f"{node}:{home.name}", position, now_us)))
-        aside.replace(path)
+        replicas.make(parents=False)
+        (replicas / name).replace(msgspec.json.encode(Presence(f"{node}:{home.name}", position, now_us)))
 
 
-def present(ledger: Path, *, now_us: int) -> list[Presence]:
+def present(ledger: Place, *, now_us: int) -> list[Presence]:
     """The replicas that spoke lately, by name."""
     found = []
     with suppress(OSError):
-        for path in (ledger / "replicas").glob("*.json"):
+        replicas = ledger / "replicas"
+        for name in replicas.names():
+            if not name.endswith(SUFFIX):
+                continue
             with suppress(OSError, msgspec.MsgspecError):
-                one = msgspec.json.decode(path.read_bytes(), type=Presence)
+                one = msgspec.json.decode((replicas / name).read(), type=Presence)
                 if now_us - one.at_us < FORGOTTEN_US:
                     found.append(one)
     return sorted(found, key=lambda one: one.name)

@@ -28,12 +28,12 @@ class Archive:
 
     def totals(self, *, period: Period | None = None, customer: str | None = None) -> Iterator[Total]:
         """By period and customer, in that order."""
-        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        journal = Journal.open(self._home.ledger, self._home.identity)
         return customer_totals(journal, self._home.calendar, period=period, customer=customer)
 
     def invoices(self, customer: str, *, period: Period | None = None) -> list[str]:
         """All revisions of a customer's invoices, as JSON."""
-        invoices = Invoices.open(self._home.ledger_path)
+        invoices = Invoices.open(self._home.ledger)
         if invoices is None:
             return []
         with connect(threads=1) as connection:
@@ -43,7 +43,7 @@ class Archive:
 
     def rejections(self, *, upto: int, reason: str | None, limit: int) -> list[dict[str, Any]]:
         """The newest rejections up to a position; what is long is cut."""
-        journal = Journal.open(self._home.ledger_path, self._home.identity)
+        journal = Journal.open(self._home.ledger, self._home.identity)
         rows = newest_rejections(journal, upto=upto, reason=reason, limit=limit)
         return [
             {**rejection_as_json({**row, "raw": row["raw"][:RAW_BYTES_MAX]}), "bytes": len(row["raw"])} for row in rows

@@ -92,7 +92,7 @@ class Desk:
         self.home = home
         self._reader = reader
         self._archive = Archive(home)
-        self._pulse = Pulse(home.ledger_path)
+        self._pulse = Pulse(home.ledger)
         self._moment: Moment | None = None
 
     def answer(self, ask: Ask, conditions: Conditions = Conditions(), form: Form = AS_JSON) -> Reply:  # noqa: B008
@@ -132,7 +132,7 @@ class Desk:
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in present(self.home.ledger_path, now_us=now_us)
+            for one in present(self.home.ledger, now_us=now_us)
         ]
         said = beat and {
             "age_ms": max(0, (now_us - beat.at_us) // 1000),
@@ -153,7 +153,7 @@ class Desk:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
         answers.source = LEDGER
         rows = usage(
-            Journal.open(self.home.ledger_path, self.home.identity),
+            Journal.open(self.home.ledger, self.home.identity),
             upto=answers.moment.place.position,
             first=days.first,
             last=days.last,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from opentab.heartbeat import Heartbeat, read_heartbeat
+from opentab.place import Place
 from opentab.server.moment import Moment
 
 LOOK_SECONDS = 0.05
@@ -35,7 +35,7 @@ class Freshness:
 class Pulse:
     """The pipeline's heartbeat, looked at again after some milliseconds and not for every answer."""
 
-    def __init__(self, ledger: Path) -> None:
+    def __init__(self, ledger: Place) -> None:
         self._ledger = ledger
         self._seen: Heartbeat | None = None
         self._looked = 0.0

@@ -94,7 +94,7 @@ class Intake:
 
     def check_room(self) -> None:
         """Raise Overloaded if the pipeline is far behind or the disk nearly full."""
-        heartbeat = read_heartbeat(self._home.ledger_path)
+        heartbeat = read_heartbeat(self._home.ledger)
         if heartbeat is not None and heartbeat.unread_segments > UNREAD_MAX[heartbeat.unread_unit]:
             raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} {heartbeat.unread_unit} behind")
         if self._home.kafka is not None:

@@ -59,7 +59,7 @@ class Collector:
             await asyncio.sleep(TICK_SECONDS)
 
     async def _take_up_new(self) -> None:
-        invoices = await asyncio.to_thread(Invoices.open, self._home.ledger_path)
+        invoices = await asyncio.to_thread(Invoices.open, self._home.ledger)
         if invoices is None:
             self.has_looked = True
             return
@@ -106,11 +106,11 @@ def _parcels(invoices: Invoices, file: InvoiceFile, *, currency: str) -> Iterato
 
 def _name(invoices: Invoices, file: InvoiceFile) -> str:
     """What stays the same of a file if the home is moved."""
-    return str(file.path.relative_to(invoices.root))
+    return file.path
 
 
 def _log_time(home: Home) -> int:
     try:
-        return (home.ledger_path / "invoices" / "_delta_log").stat().st_mtime_ns
+        return (home.ledger.path / "invoices" / "_delta_log").stat().st_mtime_ns
     except OSError:
         return 0

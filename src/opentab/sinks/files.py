@@ -71,7 +71,7 @@ def export_missing(root: Path, invoices: Invoices, *, currency: str) -> list[Fil
     try:
         _sweep_aside(root)
         for files in missing(root, invoices):
-            _check_sources(files)
+            _check_sources(invoices, files)
             _export(root, invoices, files, currency)
             done.append(files)
     except OSError as error:
@@ -113,9 +113,10 @@ def _copy(invoices: Invoices, source: InvoiceFile, query: str, form: str, path: 
         connection.execute(f"copy ({query}) to '{_quoted(path)}' ({form})")
 
 
-def _check_sources(files: FileSet) -> None:
+def _check_sources(invoices: Invoices, files: FileSet) -> None:
     """Tell a ledger that is damaged from a place that is gone."""
-    gone = [file.path for file in files.sources if not file.path.exists()]
+    sources = [invoices.place_of(file) for file in files.sources]
+    gone = [source for source in sources if not source.exists()]
     if gone:
         raise LedgerError(f"the ledger's file {gone[0]} is gone", hint="restore the ledger from a backup")
 

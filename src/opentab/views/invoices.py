@@ -31,7 +31,7 @@ WOULD = {"open": "would be issued", "closed": "would be revised", "final": "are 
 
 def print_invoices(home: Home, period: str | None, customer: str | None, *, all_revisions: bool, format_: str) -> None:
     """The invoices that were issued."""
-    issued = Invoices.open(home.ledger_path)
+    issued = Invoices.open(home.ledger)
     rows = issued.rows(period=period) if issued else INVOICE_OF_PERIOD.empty_table()
     currency = home["billing.currency"]
     with connect() as connection:
@@ -59,7 +59,7 @@ def print_preview(home: Home, journal: Journal, period: str, customer: str | Non
     if last is None:
         raise InputError("no batch was billed yet", hint="run opentab run --once first")
     currency = home["billing.currency"]
-    issued = Invoices.open(home.ledger_path)
+    issued = Invoices.open(home.ledger)
     rows = preview(journal, issued, home.calendar, period, currency=currency)
     with connect() as connection:
         texts = statement_texts(connection, rows, currency=currency, customer=customer)
@@ -98,7 +98,7 @@ def print_periods(home: Home, journal: Journal | None, format_: str) -> None:
     """Where every period stands."""
     place = place_of(journal)
     currency = home["billing.currency"]
-    found = standing.standings(journal, Invoices.open(home.ledger_path), home.calendar)
+    found = standing.standings(journal, Invoices.open(home.ledger), home.calendar)
     if format_ == "json":
         terminal.print_json({**period.as_json(currency), **place.as_json()} for period in found)
         return
@@ -121,7 +121,7 @@ def print_periods(home: Home, journal: Journal | None, format_: str) -> None:
 
 def export_files(home: Home) -> None:
     """Write the invoice files that are missing, and name them."""
-    issued = Invoices.open(home.ledger_path)
+    issued = Invoices.open(home.ledger)
     if issued is None:
         terminal.write("no invoices were issued yet", sys.stderr)
         return

@@ -148,11 +148,11 @@ class Stage:
 
     @property
     def heartbeat(self) -> Heartbeat | None:
-        return read_heartbeat(self.home.ledger_path)
+        return read_heartbeat(self.home.ledger)
 
     def files_missing(self) -> bool:
         """Whether an invoice file is not there."""
-        invoices = Invoices.open(self.home.ledger_path)
+        invoices = Invoices.open(self.home.ledger)
         return invoices is not None and bool(missing(self.home.invoices_path, invoices))
 
     @property
