@@ -105,6 +105,8 @@ def _print(run: Run) -> None:
     terminal.print_table(list(COLUMNS), [row(result) for result in run.results], right=list(COLUMNS[2:]))
     terminal.write()
     terminal.print_table(["what", "measured"], matrix(run))
+    if run.broken:
+        terminal.write(terminal.paint(run.broken, terminal.RED))
     exact = sum(result.exact for result in run.results)
     line = f"{exact} of {len(run.results)} faults ended exact, seed {run.seed}"
     terminal.write(terminal.paint(line, terminal.GREEN if run.exact else terminal.RED))

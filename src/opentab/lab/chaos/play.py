@@ -59,11 +59,12 @@ class Run:
     began: float  # time.monotonic, which reads and strikes count in
     reads: tuple[Read, ...]
     flights: tuple[Flight, ...]
+    broken: str | None  # why not all of it was played
 
     @property
     def exact(self) -> bool:
-        """Whether every fault ended exact."""
-        return bool(self.results) and all(result.exact for result in self.results)
+        """Whether every fault was played and ended exact."""
+        return self.broken is None and all(result.exact for result in self.results)
 
 
 def play(
@@ -103,6 +104,7 @@ def play(
         began=began,
         reads=reads,
         flights=tuple(flight for act in acts for flight in act.flights),
+        broken=next((act.broken for act in acts if act.broken), None),
     )
 
 
@@ -114,12 +116,14 @@ class _Act:
     live_since: float
     reads: list[Read]
     flights: list[Flight]
+    broken: str | None  # why not all of the programme was played
 
 
 def _play_on(
     stage: Stage, programme: Iterator[Fault], *, seed: int, say: Callable[[str], None], tell: Callable[[Result], None]
 ) -> _Act:
     results: list[Result] = []
+    broken = None
     with stage, Watch(stage.replicas, stage.broker, TOPIC) as watch:
         stage.simulator.begin()
         stage.wait_until(
@@ -131,10 +135,12 @@ def _play_on(
             result = _play_one(fault, Scene(stage, watch, Random(f"{seed} {fault.name} {len(results)}")))
             results.append(result)
             tell(result)
-            if not _is_whole(stage):
-                say("the stage could not be mended: what was to come is not played")
+            try:
+                _make_whole(stage)
+            except OpentabError as error:
+                broken = f"the stage could not be mended behind {fault.name}: {error}"
                 break
-    return _Act(results, live_since, watch.reads, watch.flights)
+    return _Act(results, live_since, watch.reads, watch.flights, broken)
 
 
 def _programme(faults: Sequence[Fault], *, seed: int, minutes: float) -> Iterator[Fault]:
@@ -163,15 +169,11 @@ def _play_one(fault: Fault, scene: Scene) -> Result:
     return _result(fault, scene, verdict, began)
 
 
-def _is_whole(stage: Stage) -> bool:
-    """Start what does not run; whether the next fault can be played."""
-    try:
-        stage.simulator.check()
-        stage.receiver.behave(Mode.WELL)
-        stage.start()
-    except OpentabError:
-        return False
-    return True
+def _make_whole(stage: Stage) -> None:
+    """Start what does not run, so that the next fault can be played."""
+    stage.simulator.check()
+    stage.receiver.behave(Mode.WELL)
+    stage.start()
 
 
 def _result(fault: Fault, scene: Scene, verdict: Verdict | None, began: float) -> Result:

@@ -66,7 +66,9 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/invoices"
 
     def start(self) -> None:
-        """Start it; returns when it listens."""
+        """Start it, if it does not run; returns when it listens."""
+        if self.daemon.runs:
+            return
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.key_path.exists():
             self.key_path.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}\n")

@@ -20,6 +20,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "seconds": round(run.seconds, 1),
         "exact": run.exact,
         "reads_answered": round(run.reads_answered, 5),
+        "broken": run.broken,
         "faults": [_fault_json(result) for result in run.results],
         "matrix": dict(matrix(run)),
         "machine": describe_machine(),
@@ -72,6 +73,8 @@ def markdown(run: Run) -> str:
         "",
         *_table(("what", "measured"), matrix(run)),
     ]
+    if run.broken:
+        lines += ["", run.broken]
     wrongs = [(result.fault.name, wrong) for result in run.results for wrong in result.wrongs]
     if wrongs:
         lines += ["", *_table(("fault", "what was wrong"), wrongs)]
