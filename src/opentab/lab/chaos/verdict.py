@@ -20,6 +20,7 @@ from opentab.lab.chaos.stage import Stage
 from opentab.lab.news import all_statements
 
 VERIFY_SECONDS_MAX = 600
+PERIODS_COMPARED = 6  # at each replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def judge(stage: Stage) -> Verdict:
     if not any(check["name"] == "expected bills" and check["compared"] for check in audit["checks"]):
         wrongs.append("the audit knew no bills to compare with")
     wrongs += _wrongs_at_the_receiver(stage)
+    totals = _opentab(stage, "totals", "--format", "json")
     for replica in stage.replicas:
-        wrongs += _wrongs_at(replica, stage)
+        wrongs += _wrongs_at(replica, stage, totals)
     requests = list(stage.receiver.requests())
     return Verdict(
         wrongs=tuple(wrongs),
@@ -102,7 +104,7 @@ def _wrongs_at_the_receiver(stage: Stage) -> list[str]:
     return wrongs[:10]
 
 
-def _wrongs_at(replica: Replica, stage: Stage) -> list[str]:
+def _wrongs_at(replica: Replica, stage: Stage, totals: list[dict[str, Any]]) -> list[str]:
     """Compare a replica's totals of the last months with the ledger's."""
     beat = stage.heartbeat
     position = beat.position if beat else 0
@@ -111,8 +113,7 @@ def _wrongs_at(replica: Replica, stage: Stage) -> list[str]:
     except OpentabError as error:
         return [f"{replica.home.path.name}: {error.fact}"]
     wrongs = []
-    totals = _opentab(stage, "totals", "--format", "json")
-    for period in sorted({total["period"] for total in totals})[-6:]:
+    for period in sorted({total["period"] for total in totals})[-PERIODS_COMPARED:]:
         _, answer = replica.ask(f"/v1/customers?period={period}")
         here = {item["customer"]: item["total"] for item in answer["items"]}
         there = {total["customer"]: total["total"] for total in totals if total["period"] == period}
