@@ -7,6 +7,7 @@ import threading
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.invoices import Invoices
+from opentab.ledger.trouble import reading
 from opentab.sinks.files import export_missing
 
 LOOK_SECONDS = 10.0  # how soon a folder that was moved away is filled again
@@ -42,7 +43,8 @@ class Delivery:
         failures = 0
         while not self._stopping:
             try:
-                deliver(self._home)
+                with reading(self._home.ledger):
+                    deliver(self._home)
                 self.trouble, failures = None, 0
             except OpentabError as error:
                 self.trouble, failures = error, failures + 1

@@ -15,9 +15,9 @@ import msgspec
 from opentab.config import Home
 from opentab.errors import ReplicaError
 from opentab.ledger.journal import Journal
+from opentab.ledger.trouble import reading
 from opentab.ledger.usage import usage
 from opentab.periods import Period, day_of_number, first_day, last_day
-from opentab.replica.presence import present
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -105,7 +105,8 @@ class Desk:
             headers = _headers(fresh, form)
             if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
                 return Reply(304, b"", headers)
-            found = ask(answers)
+            with reading(self.home.ledger):
+                found = ask(answers)
         if found is None:
             raise Problem(404, "nothing was billed there", more=fresh.as_json())
         body = found if isinstance(found, dict) else {"items": found}
@@ -117,7 +118,8 @@ class Desk:
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
             fresh = self._freshness(answers.moment)
-            found = ask(answers)
+            with reading(self.home.ledger):
+                found = ask(answers)
         return fresh.position, {**found, **fresh.as_json()}, found
 
     def pulse(self) -> dict[str, object]:
@@ -130,7 +132,7 @@ class Desk:
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in present(self.home.ledger, now_us=now_us)
+            for one in self._pulse.replicas(now_us)
         ]
         said = beat and {
             "age_ms": max(0, (now_us - beat.at_us) // 1000),
