@@ -193,9 +193,9 @@ def test_a_look_that_met_a_commit_just_cleared_away_is_made_again(store: BucketS
             table.create_checkpoint()
             for version in range(2):
                 home.ledger.filesystem.delete_file(home.ledger.inside + commit_name(version))
-        return table.transaction_version("opentab-journal")
+        return table.transaction_version("nobody")  # to know that there is none, it reads the whole log
 
-    assert (look_at(home.ledger / "journal", look), looks) == (2, 2)
+    assert (look_at(home.ledger / "journal", look), looks) == (None, 2)
     assert bill(home, event("ann", "3.00")).batch == 3
 
 
