@@ -175,7 +175,7 @@ class Job:
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
-        if isinstance(error, OSError) and not self.journal.root.is_local:
+        if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
             return unwritable(self.journal.root, error)
         if isinstance(error, PySparkException):
             return OpentabError(

@@ -32,15 +32,16 @@ def follow(home: Home, *, parent: int) -> None:
     follower = Follower(home)
     seen: list[object] | None = None
     told = 0.0
-    local = home.ledger.is_local
-    poll_seconds, tell_seconds = (POLL_SECONDS, TELL_SECONDS) if local else (BUCKET_POLL_SECONDS, BUCKET_TELL_SECONDS)
+    ledger = home.ledger
+    poll_seconds = POLL_SECONDS if ledger.is_local else BUCKET_POLL_SECONDS
+    tell_seconds = TELL_SECONDS if ledger.is_local else BUCKET_TELL_SECONDS
     while os.getppid() == parent:
         if time.monotonic() - told > tell_seconds:
-            tell(home.ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
+            tell(ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
             told = time.monotonic()
         try:
-            with reading(home.ledger):
-                now = [news_of(home.ledger / table) for table in ("journal", "invoices")]
+            with reading(ledger):
+                now = [news_of(ledger / table) for table in ("journal", "invoices")]
                 if now == seen:
                     time.sleep(poll_seconds)
                     continue
