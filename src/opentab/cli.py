@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
+    from opentab.sinks.deliver import Outlook
 
 FORMATS = click.Choice(["table", "csv", "json"])
 SOME = click.IntRange(min=1)
@@ -90,7 +91,13 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--home", "home_dir", metavar="DIR", help="the deployment [OPENTAB_HOME, ./opentab-home]")
     @wraps(command)
     def with_home(*args: Any, home_dir: str | None, **options: Any) -> Any:
-        return command(config.load(config.home_path(home_dir)), *args, **options)
+        home = config.load(config.home_path(home_dir))
+        if home.ledger.is_local:
+            return command(home, *args, **options)
+        from opentab.ledger.trouble import reading
+
+        with reading(home.ledger):
+            return command(home, *args, **options)
 
     return with_home
 
@@ -738,6 +745,59 @@ def _tls(home: Home, cert: Path | None, key: Path | None) -> Tls | None:
     return Tls(cert, key)
 
 
+@commands.command()
+@click.option("--once", is_flag=True, help="deliver all that there is and stop")
+@click.option("--patience", default="1m", show_default=True, help="with --once: how long to go on without a success")
+@at_home
+def deliver(home: Home, once: bool, patience: str) -> None:
+    """Put every revision of every invoice to [invoices] http_url, until it has it."""
+    from opentab.sinks.deliver import deliver as send
+
+    line = terminal.LiveLine()
+
+    def watch(outlook: Outlook) -> None:
+        line.show(_describe_backlog(outlook), time.monotonic())
+
+    open_journal(home)
+    try:
+        backlog = send(
+            home, once=once, patience=_duration_option("--patience", patience), say=terminal.complain, watch=watch
+        )
+    finally:
+        line.close()
+    terminal.write(f"{backlog.delivered:,} delivered in all, {backlog.waiting:,} waiting", sys.stderr)
+
+
+def _describe_backlog(outlook: Outlook) -> str:
+    """The deliverer's state in one line."""
+    backlog = outlook.backlog
+    return (
+        f"{backlog.delivered:,} delivered  {backlog.waiting:,} waiting"
+        + (f"  {backlog.stuck:,} refused" if backlog.stuck else "")
+        + (f"  {'GONE' if backlog.gone else 'last error'}: {backlog.error}" if backlog.error else "")
+        + (f"  WAITING: {outlook.trouble.fact}" if outlook.trouble else "")
+    )
+
+
+@commands.command()
+@click.option(
+    "--without", multiple=True, type=click.Choice(["run", "serve", "deliver"]), help="not this; may be repeated"
+)
+@click.option("--hung-after", default="60s", show_default=True, help="without a sign of life, kill and start again")
+@at_home
+def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
+    """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
+    from opentab.supervisor import PARTS, supervise
+
+    home.path.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
+    patience = _duration_option("--hung-after", hung_after)
+    if "serve" in wanted:
+        scheme = "https" if home["server.tls_cert"] else "http"
+        terminal.write(f"the page will be at {scheme}://{home['server.host']}:{home['server.port']}/", sys.stderr)
+    supervise(home, wanted, hung_after=patience, say=lambda text: terminal.write(text, sys.stderr))
+
+
 @commands.group()
 def token() -> None:
     """Access tokens for opentab serve: make a key, issue, revoke."""
@@ -795,6 +855,22 @@ def _key(home: Home) -> bytes:
     if key is None:
         raise InputError("there is no key to sign tokens with", hint="make one with opentab token key")
     return key
+
+
+@commands.command()
+@click.option("--only", multiple=True, metavar="NAME", help="this fault, and others that are named so; else all")
+@click.option("--short", is_flag=True, help="every fault once, quickly")
+@click.option("--minutes", default=0.0, show_default=True, help="go on with faults at random until so long has passed")
+@click.option("--seed", type=click.IntRange(min=0), help="the same seed draws the same; else one is drawn, and printed")
+@click.option("--json", "json_", type=click.Path(path_type=Path), metavar="FILE", help="write what was measured there")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write chaos.md and chaos.png there")
+def chaos(only: tuple[str, ...], seed: int | None, **options: Any) -> int:
+    """Break everything for real, one thing after the other with load on, and show that the bill still adds up."""
+    from opentab.lab.chaos.command import run_chaos
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    seed = int.from_bytes(os.urandom(4)) if seed is None else seed
+    return OK if run_chaos(only, seed=seed, **options) else DIFFERENT
 
 
 @commands.group()

@@ -268,6 +268,20 @@ class Replica(Shape):
     age_ms: Annotated[int, Field(ge=0, description="since it said so")]
 
 
+class Sink(Shape):
+    """What opentab deliver last said of itself."""
+
+    age_ms: Annotated[int | None, Field(description="since it said so; null: it never ran")]
+    position: Annotated[int, Field(ge=0, description="all invoices up to this batch were taken up")]
+    waiting: Annotated[Count, Field(description="invoices that the receiver does not have yet")]
+    stuck: Annotated[Count, Field(description="of these: refused by the receiver")]
+    delivered: Count
+    oldest_ms: Annotated[int | None, Field(description="since the first of them waits")]
+    delivered_ms: Annotated[int | None, Field(description="since one was last taken")]
+    gone: Annotated[bool, Field(description="the receiver takes nothing")]
+    error: Annotated[str | None, Field(description="the last one, while anything waits")]
+
+
 class Overview(Answer):
     """What managers and operators watch, at one position."""
 
@@ -285,6 +299,7 @@ class Overview(Answer):
     fold_ms: Annotated[float | None, Field(description="what the replica's last step took")]
     pipeline: Pipeline | None
     replicas: Annotated[list[Replica], Field(description="all that follow the ledger and spoke lately")]
+    sink: Annotated[Sink | None, Field(description="null: invoices are not delivered over HTTP")]
     trouble: Annotated[str | None, Field(description="what keeps the replica from going on")]
 
 
