@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,23 +14,21 @@ import duckdb
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from opentab import config
-from opentab.audit import Report, trace, verify
+from audit_ledger import FakeJournal, Ledger, at, envelope, failing, line
+from opentab.audit import trace, verify
 from opentab.audit.days import DAY_US, LAST_DAY, Days, month_of_day, month_of_period, period_of_month
 from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
 from opentab.audit.wire import Counted, NotJsonError, decide, is_input, read
 from opentab.events import Reason, Rules
-from opentab.log import DirectoryLog, Producer, read_segment
 from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
-from opentab.pipeline.exact import Event, Refusal, judge
-from opentab.records import ENTRY, REJECTION, BatchRecord, PartitionState
+from opentab.pipeline.exact import Refusal, judge
+from opentab.records import BatchRecord
 
 HOUR_US = 3_600_000_000
 RULES = Rules(
@@ -47,23 +44,6 @@ ARRIVED_US = to_us(datetime(2026, 2, 1, tzinfo=UTC))
 UTC_DAYS = Days("UTC")
 
 
-def line(**changes: Any) -> bytes:
-    """A good event with some fields changed; `...` leaves a field out."""
-    fields = {"time": "2026-01-31T22:15:04.120Z", "customer": "emma", "type": "CALL", "amount": "0.1250"}
-    return json.dumps({k: v for k, v in (fields | changes).items() if v is not ...}).encode()
-
-
-def envelope(data: Any = None, **changes: Any) -> bytes:
-    fields = {
-        "specversion": "1.0",
-        "id": "7",
-        "time": "2026-01-31T22:15:04Z",
-        "subject": "emma",
-        "data": {"type": "CALL", "amount": "1"} if data is None else data,
-    }
-    return json.dumps({k: v for k, v in (fields | changes).items() if v is not ...}).encode()
-
-
 def decided(raw: bytes, rules: Rules = RULES) -> Counted | Reason:
     return decide(raw, arrived_us=ARRIVED_US, rules=rules, days=Days(rules.zone))
 
@@ -72,7 +52,9 @@ def judged(raw: bytes, rules: Rules = RULES) -> Counted | Reason:
     verdict = judge(raw, arrived_us=ARRIVED_US, rules=rules, calendar=Calendar(rules.zone))
     if isinstance(verdict, Refusal):
         return verdict.reason
-    return Counted(verdict.at_us, verdict.day, verdict.customer, verdict.type, verdict.amount_micros)
+    return Counted(
+        verdict.at_us, verdict.day, verdict.customer, verdict.type, verdict.amount_micros, verdict.id or None
+    )
 
 
 # --- the wire, by hand -------------------------------------------------------------------------
@@ -400,6 +382,8 @@ CANONICAL = [
     json.dumps(json.loads(line(id="a")), separators=(",", ":")).encode(),
     json.dumps({"amount": 1.5, "type": "CALL", "customer": "c", "id": None, "time": "2026-01-31T22:15:04Z"}).encode(),
     envelope(),
+    envelope(source="/x", reverses="not here"),
+    line(reverses=None, reason="x"),
     envelope({"type": "CALL", "amount": "1", "currency": "EUR", "tags": [1, "x", True]}, extra={"time": "x"}),
 ]
 
@@ -413,6 +397,11 @@ def shaped_lines(draw: st.DrawFn) -> bytes:
     value["customer" if "customer" in value else "subject"] = draw(TEXTS)
     data["amount"] = draw(AMOUNTS)
     data["type"] = draw(st.sampled_from(["CALL", "DATA", "call"]))
+    for name in ("id", "source"):
+        if isinstance(value.get(name), str):
+            value[name] = draw(TEXTS | st.none() | st.just(5))
+    if data.get("reverses", ...) is None:
+        data["reverses"] = draw(st.none() | TEXTS)
     if "currency" in data:
         data["currency"] = draw(st.sampled_from(["EUR", "EUR", "USD"]))
     text = json.dumps(value, ensure_ascii=False, separators=draw(st.sampled_from([(", ", ": "), (",", ":")])))
@@ -423,12 +412,15 @@ def shaped_lines(draw: st.DrawFn) -> bytes:
     return raw.replace(b"\n", b" ")
 
 
-SHAPES = [shape for raw in CANONICAL if (shape := shape_of(raw)) is not None]
+SHAPES = [shape for raw in CANONICAL if (shape := shape_of(raw, keyed=True)) is not None]
 
 
 def test_every_canonical_line_teaches_a_shape() -> None:
     assert len(SHAPES) == len(CANONICAL)
-    assert shape_of(line(customer="\\u0041")) is None
+    assert shape_of(line(customer="\\u0041"), keyed=True) is None
+    for raw in CANONICAL:
+        shape = shape_of(raw, keyed=False)
+        assert shape is not None and not {"id", "source"} & set(shape.names), "nobody asks for it"
 
 
 @settings(max_examples=60, deadline=None)
@@ -446,8 +438,8 @@ def test_what_sql_decides_python_decides_alike(lines: list[bytes]) -> None:
     con = duckdb.connect()
     con.register("todo", todo)
     for shape in SHAPES:
-        for n, _, at_us, customer, type_, micros in con.execute(select_counted(shape, RULES, "todo")).fetchall():
-            assert decided(texts[n].encode()) == Counted(at_us, at_us // DAY_US, customer, type_, micros)
+        for n, _, at_us, *values in con.execute(select_counted(shape, RULES, "todo")).fetchall():
+            assert decided(texts[n].encode()) == Counted(at_us, at_us // DAY_US, *values)
 
 
 def test_sql_decides_all_regular_lines() -> None:
@@ -462,12 +454,12 @@ def test_sql_decides_all_regular_lines() -> None:
 @pytest.mark.parametrize("amount", ["999999999.999999", "-999999999.999999", "1000000.000000", "0.000001"])
 def test_sql_holds_every_amount(amount: str) -> None:
     raw = line(amount=amount)
-    shape = shape_of(raw)
+    shape = shape_of(raw, keyed=True)
     assert shape is not None
     con = duckdb.connect()
     todo = pa.table({"n": [0], "slice": [0], "latest_us": [ARRIVED_US], "line": [raw.decode() + "\n"]})
     con.register("todo", todo)
-    ((*_, micros),) = con.execute(select_counted(shape, RULES, "todo")).fetchall()
+    ((*_, micros, _, _),) = con.execute(select_counted(shape, RULES, "todo")).fetchall()
     assert Decimal(micros) == Decimal(amount).scaleb(6)
 
 
@@ -519,106 +511,6 @@ def test_any_instant_has_the_calendars_day_and_month(zone: str, at_us: int) -> N
 # --- a home, and everything that can be wrong with it ------------------------------------------
 
 
-@dataclass
-class FakeJournal:
-    """A journal in memory, so that a test can change any one thing of it."""
-
-    records: list[BatchRecord] = field(default_factory=list)
-    entry_rows: list[dict[str, Any]] = field(default_factory=list)
-    rejection_rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def batches(self) -> list[BatchRecord]:
-        return self.records
-
-    def entries(self) -> ds.Dataset:
-        return ds.dataset(pa.Table.from_pylist(self.entry_rows, schema=ENTRY))
-
-    def rejections(self) -> ds.Dataset:
-        return ds.dataset(pa.Table.from_pylist(self.rejection_rows, schema=REJECTION))
-
-
-class Ledger:
-    """Writes segments and, by the pipeline's own judge, the journal that they should give."""
-
-    def __init__(self, path: Path, zone: str = "Europe/Berlin") -> None:
-        self.home = config.parse(path, {"billing": {"zone": zone, "types": ["CALL", "DATA"]}})
-        self.log = DirectoryLog(self.home.log_path)
-        self.journal = FakeJournal()
-        self.now = datetime(2026, 1, 10, tzinfo=UTC)
-        self._states: dict[str, PartitionState] = {}
-        self._watermark_us: int | None = None
-        self._final_us: int | None = None
-
-    def arrive(self, at: datetime, *lines: bytes, partition: str = "default") -> int:
-        self.now = at
-        return Producer(self.log, partition, clock=lambda: self.now).append(b"\n".join(lines))
-
-    def batch(self, **taken: tuple[int, int]) -> None:
-        number = len(self.journal.records) + 1
-        rules, calendar = self.home.rules, self.home.calendar
-        events: list[Event] = []
-        reasons: Counter[str] = Counter()
-        for partition, (first, last) in taken.items():
-            latest: list[int] = []
-            old = self._states.get(partition)
-            if old and old.latest_us is not None:
-                latest.append(old.latest_us)
-            for n in range(first, last + 1):
-                path = self.log.find(partition, n)
-                assert path
-                segment = read_segment(path)
-                at = segment.body_at
-                for raw in bytes(segment.body).split(b"\n")[:-1]:
-                    if raw.strip():
-                        arrived_us = segment.header.arrived_us
-                        verdict = judge(raw, arrived_us=arrived_us, rules=rules, calendar=calendar)
-                        if isinstance(verdict, Event):
-                            events.append(verdict)
-                            latest.append(verdict.at_us)
-                        else:
-                            reasons[verdict.reason] += 1
-                            self.journal.rejection_rows.append(
-                                {"batch": number, "reason": str(verdict.reason), "raw": raw,
-                                 "place": f"{partition}/{n}@{at}", "detail": verdict.detail,
-                                 "arrived_at": arrived_us}
-                            )  # fmt: skip
-                    at += len(raw) + 1
-                self._states[partition] = PartitionState(n, max(latest, default=None), segment.header.arrived_us, False)
-        for e in events:
-            self.journal.entry_rows.append(
-                {"batch": number, "day": e.day, "customer": e.customer, "type": e.type,
-                 "amount_micros": e.amount_micros, "event_count": 1, "first_at": e.at_us, "last_at": e.at_us}
-            )  # fmt: skip
-        self._move_watermark(rules)
-        known = [s.latest_us for s in self._states.values() if s.latest_us is not None]
-        self.journal.records.append(
-            BatchRecord(
-                batch=number, run="r",
-                started_us=0, committed_us=0, taken=taken, partitions=dict(self._states),
-                watermark_us=self._watermark_us, final_us=self._final_us, newest_us=max(known, default=None), event_count=len(events),
-                sum_micros=str(sum(e.amount_micros for e in events)), entry_rows=len(events),
-                rejections=dict(reasons), input_bytes=0, rules=rules,
-            )
-        )  # fmt: skip
-
-    def _move_watermark(self, rules: Rules) -> None:
-        clock_us = max(s.arrived_us for s in self._states.values())
-        for name, s in self._states.items():
-            following = self.log.find(name, s.segment + 1)
-            unread = following is not None and read_segment(following).header.arrived_us <= clock_us
-            idle = clock_us - s.arrived_us > rules.idle_after_us and not unread
-            self._states[name] = PartitionState(s.segment, s.latest_us, s.arrived_us, idle)
-        holding = [s.latest_us for s in self._states.values() if s.latest_us is not None and not s.idle]
-        if holding:
-            found = min(holding) - rules.out_of_orderness_us
-            self._watermark_us = found if self._watermark_us is None else max(found, self._watermark_us)
-            self._final_us = max(self._watermark_us - rules.allowed_lateness_us, self._final_us or -(2**62))
-
-
-def at(day: int, hour: int = 12, month: int = 1) -> datetime:
-    return datetime(2026, month, day, hour, tzinfo=UTC)
-
-
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """Three batches of two partitions; the third brings emma an adjustment, long after January."""
@@ -640,17 +532,13 @@ def ledger(tmp_path: Path) -> Ledger:
     return made
 
 
-def failing(report: Report) -> dict[str, list[str]]:
-    return {check.name: check.samples for check in report.checks if not check.agrees}
-
-
 def test_a_right_journal_agrees(ledger: Ledger) -> None:
     seen: list[tuple[int, int]] = []
     report = verify(ledger.home, ledger.journal, keep_totals=True, progress=lambda *x: seen.append(x))
     assert failing(report) == {}
     assert report.agrees
     assert [check.name for check in report.checks] == [
-        "log", "batches", "entries", "rejections", "watermarks", "totals"
+        "log", "batches", "entries", "rejections", "ids", "watermarks", "totals"
     ]  # fmt: skip
     assert all(check.compared > 0 for check in report.checks)
     assert (report.batches, report.events, report.rejections) == (3, 7, 3)
@@ -843,7 +731,7 @@ def test_a_pipeline_at_work_is_no_difference(ledger: Ledger) -> None:
             return self.records[: 2 if self.calls == 1 else 3]
 
     now = ledger.journal
-    moving = Moving(now.records, now.entry_rows, now.rejection_rows)
+    moving = Moving(now.records, now.entry_rows, now.rejection_rows, now.seen_rows)
     report = verify(ledger.home, moving)
     assert failing(report) == {}
     assert (report.batches, report.not_yet_billed_segments) == (2, 1)

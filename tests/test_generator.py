@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from opentab.config import Home, parse
 from opentab.errors import InputError
-from opentab.events import Reason
+from opentab.events import REASONS_BY_OTHERS, Reason
 from opentab.lab import telecom as lab
 from opentab.lab.bills import bills_by_own_month
 from opentab.lab.generator import Outcome, Plan, generate, read_bills, read_rejections, write_lines
@@ -225,7 +225,7 @@ def test_bad_rows_have_each_reason_and_no_other(tmp_path: Path) -> None:
             found[verdict.reason] += 1
             places.append(place)
     assert found == read_rejections(home.expected_path)
-    assert set(found) == set(Reason) - {Reason.CONFLICTING_DUPLICATE}
+    assert set(found) == set(Reason) - set(REASONS_BY_OTHERS)
     assert min(places) < len(raw) / 10 and max(places) > len(raw) * 0.9
     assert (home.expected_path / "rejections.csv").read_text().startswith("reason,count\nnot_json,")
 
@@ -259,6 +259,43 @@ def test_duplicates_are_the_same_bytes_a_little_later(tmp_path: Path) -> None:
     events = len(raw) - repeats
     assert repeats == round(events * 0.1)
     assert added_up([read(line) for line in good(home, raw)]) == expected(home)
+
+
+def test_conflicts_are_the_same_id_with_another_amount_behind_the_first(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    plan = Plan(
+        events_per_customer=500, months=2, sources=2, duplicate_share=0.1, conflict_share=0.1, bad_share=0.01,
+        silence=timedelta(days=3),
+    )  # fmt: skip
+    outcome = generate(plan, home, clock=at_now)
+    by_partition = lines(home)
+    assert outcome.line_count == sum(map(len, by_partition.values())) == outcome.line_count_planned
+    conflicts = 0
+    for raw in by_partition.values():
+        first: dict[str, Read] = {}
+        for line in raw:
+            verdict = judge(line, arrived_us=lab_us(NOW), rules=home.rules, calendar=home.calendar)
+            if isinstance(verdict, Event) and verdict.id is not None:
+                event = read(line)
+                original = first.setdefault(verdict.id, event)
+                assert event == replace(original, amount=event.amount)
+                assert abs(event.amount - original.amount) in (0, Decimal("0.000001"))
+                conflicts += event.amount != original.amount
+        assert added_up([read(line) for line in good(home, raw)]).items() <= expected(home).items()
+    assert conflicts == read_rejections(home.expected_path)[Reason.CONFLICTING_DUPLICATE]
+    assert abs(conflicts - outcome.event_count_planned * 0.1) <= 1
+    # The events themselves are those of a plan without.
+    alone = home_at(tmp_path / "alone")
+    generate(replace(plan, conflict_share=0.0), alone, clock=at_now)
+    assert expected(alone) == expected(home)
+    assert Reason.CONFLICTING_DUPLICATE not in read_rejections(alone.expected_path)
+    for name, raw in lines(alone).items():
+        assert set(raw) <= set(by_partition[name])
+
+
+def test_conflicts_need_dedupe(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="without dedupe no two events conflict"):
+        generate(Plan(conflict_share=0.1), home_at(tmp_path, dedupe_window="off"), clock=at_now)
 
 
 def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:

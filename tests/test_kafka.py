@@ -8,13 +8,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import duckdb
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
+from audit_ledger import Ledger, line
 from brokers import secure
 from opentab import config
+from opentab.audit.raw import open_raw
+from opentab.audit.recompute import recompute
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.errors import ConfigError, LogError, LogUnreachable
@@ -26,6 +31,7 @@ from opentab.log.topic_producer import key_of
 from opentab.pipeline.delivery import publish_rejections
 from opentab.pipeline.job import Job
 from opentab.pipeline.source import open_source
+from opentab.records import BatchRecord
 from opentab.server.intake import Intake
 from opentab.sinks.rejections import dead_letters
 from processes import position, streams, wait_for
@@ -122,6 +128,34 @@ def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
     assert events.returncode in (0, 2), events.stderr
     lines = opentab("tail", "--no-follow", "-n", "4", home=home).stdout.splitlines()
     assert len(lines) == 4
+
+
+def test_the_audit_counts_once_on_a_topic(kafka_home: Home) -> None:
+    """A place is an offset, and batches count one more; what is rejected for the sake of others is read again."""
+    first, other = line(id="a", amount="1").decode(), line(id="a", amount="2").decode()
+    append(kafka_home, line().decode(), first, first, partition="0")
+    append(kafka_home, line(id="b").decode(), other, partition="0")
+    append(kafka_home, other, first, partition="1")
+    made = Ledger(kafka_home.path)
+    empty = BatchRecord(
+        batch=1, run="r", started_us=0, committed_us=0, partitions={}, taken={"0": (1, 3)}, watermark_us=None,
+        final_us=None, newest_us=None, event_count=2, sum_micros="0", entry_rows=0, rejections={}, input_bytes=0,
+        rules=made.rules,
+    )  # fmt: skip
+    batches = [empty, msgspec.structs.replace(empty, batch=2, taken={"0": (4, 5), "1": (1, 2)})]
+    with duckdb.connect() as con:
+        recount = recompute(con, open_raw(kafka_home), batches)
+        refused = con.execute("SELECT batch, place, reason, raw, partition, number, byte FROM refused ORDER BY ALL")
+        assert refused.fetchall() == [
+            (2, "0/4", "conflicting_duplicate", other.encode(), "0", 4, 0),
+            (2, "1/0", "conflicting_duplicate", other.encode(), "1", 0, 0),
+        ]
+        places = con.execute("SELECT partition, number, byte, id FROM keyed ORDER BY ALL").fetchall()
+        assert places == [
+            ("0", 1, 0, "a"), ("0", 2, 0, "a"), ("0", 3, 0, "b"), ("0", 4, 0, "a"), ("1", 0, 0, "a"), ("1", 1, 0, "a"),
+        ]  # fmt: skip
+    counted = [(facts.events, facts.duplicates, facts.without_id, facts.lines) for facts in recount.facts.values()]
+    assert counted == [(2, 1, 1, 3), (1, 1, 0, 4)] and recount.troubles == []
 
 
 def read_all(broker: Broker, topic: str) -> list[tuple[bytes, bytes]]:

@@ -179,6 +179,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
 @click.option("--beyond", default=0.0, show_default=True, help="share that comes after its month was final")
 @click.option("--bad", default=0.0, show_default=True, help="extra lines that cannot be billed, as a share")
 @click.option("--duplicates", default=0.0, show_default=True, help="events with an id that come twice, as a share")
+@click.option("--conflicts", default=0.0, show_default=True, help="ids that come again with another amount, as a share")
 @click.option("--ids", default=0.8, show_default=True, help="share of events that have an id")
 @click.option("--cloudevents", default=0.0, show_default=True, help="share in CloudEvents envelopes")
 @click.option("--variety", default=0.02, show_default=True, help="share in other shapes of time and amount")
@@ -214,6 +215,7 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
         late_share=options["late"],
         beyond_share=options["beyond"],
         duplicate_share=options["duplicates"],
+        conflict_share=options["conflicts"],
         bad_share=options["bad"],
         cloudevents_share=options["cloudevents"],
         variety_share=options["variety"],
@@ -538,6 +540,7 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
                     "batches": report.batches,
                     "events": report.events,
                     "rejections": report.rejections,
+                    "duplicates": report.duplicates,
                     "amount": format_micros(report.amount_micros),
                     "not_yet_billed_segments": report.not_yet_billed_segments,
                     "seconds": round(report.seconds, 3),
@@ -564,8 +567,9 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
             terminal.write(f"           {terminal.printable(sample)}")
     if report.not_yet_billed_segments:
         terminal.write(f"not yet billed: {report.not_yet_billed_segments:,} segments of the log")
+    duplicates = f"{report.duplicates:,} duplicates, " if report.duplicates else ""
     sums = (
-        f"{report.events:,} events, {report.rejections:,} rejections, "
+        f"{report.events:,} events, {report.rejections:,} rejections, {duplicates}"
         f"{format_micros(report.amount_micros)} {home['billing.currency']} in {report.batches:,} batches"
     )
     if report.agrees:
@@ -602,7 +606,7 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
     adds_up = invoice is None or invoice.total_minor == found.total_minor(currency)
     taken = {record.batch: record.taken for record in journal.batches()}
     if events:
-        columns = ["batch", "place", "time", "type", "kind", "period", "amount"]
+        columns = ["batch", "place", "time", "type", "kind", "period", "amount", "reverses", "reason", "actor"]
         rows: Iterator[list[Any]] = (
             [
                 e.batch,
@@ -612,6 +616,9 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
                 _kind(e.adjustment),
                 e.own_period,
                 format_micros(e.amount_micros),
+                e.reverses,
+                e.reason,
+                e.actor,
             ]
             for e in found.events()
         )

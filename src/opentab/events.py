@@ -31,6 +31,15 @@ class Reason(StrEnum):
     REVERSAL_MISMATCH = "reversal_mismatch"
 
 
+# Why an event that can be billed by itself is rejected: because of others in the log.
+REASONS_BY_OTHERS = (
+    Reason.CONFLICTING_DUPLICATE,
+    Reason.REVERSAL_UNKNOWN,
+    Reason.REVERSAL_TWICE,
+    Reason.REVERSAL_MISMATCH,
+)
+
+
 class Rules(msgspec.Struct, frozen=True):
     """What decides whether, when and where an event counts. Recorded with every batch."""
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from opentab.audit.days import period_of_month
 from opentab.audit.lateness import Mark, billed_month
-from opentab.audit.recompute import days_in, to_table
+from opentab.audit.recompute import days_in
+from opentab.audit.rows import to_table
 from opentab.records import BatchRecord
 
 OWN_MONTH = "year(day) * 12 + month(day) - 1"

@@ -24,8 +24,8 @@ from opentab.audit.days import period_of_month
 from opentab.audit.differences import find_differences
 from opentab.audit.due import due_positions
 from opentab.audit.lateness import Mark
-from opentab.audit.recompute import to_table
 from opentab.audit.rounding import half_even_sql, minor_micros
+from opentab.audit.rows import to_table
 from opentab.money import format_micros, format_minor
 from opentab.records import INVOICE, BatchRecord
 

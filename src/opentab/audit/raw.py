@@ -27,12 +27,15 @@ class RawLines:
     """Lines of one partition as they came, when each arrived, and where each stands.
 
     `body` holds them one behind the other, each with a newline; `starts` says where each begins, and the end.
+    `numbers` and `bytes_at` are where they stand in the log: the segment or the offset, and where in the file.
     """
 
     partition: str
     body: bytes
     starts: Int64s
     arrived_us: Int64s
+    numbers: Int64s
+    bytes_at: Int64s
     place: Callable[[int], str]  # of a line, by its index
 
     def line(self, index: int) -> bytes:
@@ -45,6 +48,7 @@ class RawLog(Protocol):
 
     unit: str  # what its numbers count
     begins_anywhere: bool  # whether its first number may be gone before the first batch
+    base: int  # by how much the numbers that batches count are greater than those of the places
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """A range of numbers in pieces that are read at once."""
@@ -77,6 +81,7 @@ class RawDirectory:
 
     unit = "segments"
     begins_anywhere = False
+    base = 0
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,6 +117,8 @@ class RawDirectory:
             body,
             starts,
             np.full(len(ends), header["arrived_us"], np.int64),
+            np.full(len(ends), number, np.int64),
+            body_at + starts[:-1],
             lambda index: f"{partition}/{number}@{body_at + int(starts[index])}",
         )
 

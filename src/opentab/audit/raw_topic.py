@@ -28,6 +28,7 @@ class RawTopic:
 
     unit = "messages"
     begins_anywhere = True
+    base = 1
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -51,6 +52,8 @@ class RawTopic:
             b"".join(values),
             starts,
             np.array(arrived_us, np.int64),
+            np.array(offsets, np.int64),
+            np.zeros(len(offsets), np.int64),
             lambda index: f"{partition}/{offsets[index]}",
         )
 

@@ -2,14 +2,15 @@
 
 Only the batches' ranges of segments and the rules recorded with them are taken from the journal.
 Memory is bounded: a group of segments is read, reduced to sums in DuckDB, and let go; DuckDB moves
-what does not fit to the disk.
+what does not fit to the disk. Where every event counts once, those with an id are kept until all are
+there, and summed up when it is settled which of them count (once.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import duckdb
@@ -18,11 +19,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from opentab.audit.days import DAY_US, Days
+from opentab.audit.facts import BatchFacts, Recomputed
+from opentab.audit.once import create_keyed, settle
 from opentab.audit.raw import RawLines, RawLog
+from opentab.audit.refused import Refused, create_refused, insert_refused, refuse_keyed
+from opentab.audit.rows import to_table
 from opentab.audit.shapes import Shape, select_counted, shape_of
 from opentab.audit.wire import Counted, decide, is_input
 from opentab.errors import LogError
-from opentab.events import Rules
+from opentab.events import Reason, Rules
 from opentab.records import BatchRecord
 
 GROUP_BYTES_MAX = 64 * 1024 * 1024
@@ -38,42 +43,19 @@ Int64s = npt.NDArray[np.int64]
 
 SLOW_SCHEMA = pa.schema(
     [
+        ("n", pa.int64()),
         ("slice", pa.int64()),
         ("at_us", pa.int64()),
         ("day", pa.int64()),
         ("customer", pa.string()),
         ("type", pa.string()),
         ("amount_micros", pa.int64()),
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("reverses", pa.string()),
     ]
 )
-REFUSED_SCHEMA = pa.schema(
-    [("batch", pa.int64()), ("place", pa.string()), ("reason", pa.string()), ("raw", pa.binary())]
-)
 PIECE_SCHEMA = pa.schema([(name, pa.int64()) for name in ("utc_day", "from_us", "to_us", "day")])
-
-
-@dataclass(slots=True)
-class BatchFacts:
-    """What one batch took from the log, counted again."""
-
-    lines: int = 0
-    events: int = 0
-    amount_micros: int = 0
-    rejections: Counter[str] = field(default_factory=Counter)
-    latest_us: dict[str, int] = field(default_factory=dict)  # by partition, of its own events
-    arrived_us: dict[str, int] = field(default_factory=dict)  # by partition, the latest arrival
-
-
-@dataclass(slots=True)
-class Recomputed:
-    """The recount: facts by batch, and troubles with the log.
-
-    The sums and the refused lines are in DuckDB, tables `recounted` and `refused`.
-    """
-
-    facts: dict[int, BatchFacts] = field(default_factory=dict)
-    troubles: list[tuple[int, str]] = field(default_factory=list)  # batch, what is wrong
-    numbers: int = 0  # of segments or messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +77,13 @@ def recompute(
     batches: Sequence[BatchRecord],
     progress: Progress | None = None,
 ) -> Recomputed:
-    """Count the batches again. Leaves the tables `recounted` and `refused` in `con`."""
+    """Count the batches again. Leaves the tables `recounted`, `refused`, `keyed` and `uncounted` in `con`."""
     con.execute(
         "CREATE TABLE recounted (batch BIGINT, day DATE, customer VARCHAR, type VARCHAR,"
         " amount_micros HUGEINT, event_count BIGINT, first_us BIGINT, last_us BIGINT)"
     )
-    con.execute("CREATE TABLE refused (batch BIGINT, place VARCHAR, reason VARCHAR, raw BLOB)")
+    create_refused(con)
+    create_keyed(con)
     result = Recomputed(facts={record.batch: BatchFacts() for record in batches})
     counter = _Counter(con, result)
     for done, record in enumerate(batches, start=1):
@@ -109,6 +92,9 @@ def recompute(
         if progress:
             progress(done, len(batches))
     counter.flush()
+    settle(con, {record.batch: record.rules.dedupe_us for record in batches})
+    _sum_keyed(con, result)
+    refuse_keyed(con, log, batches, result)
     return result
 
 
@@ -127,13 +113,45 @@ def _slices(log: RawLog, record: BatchRecord, result: Recomputed) -> Iterator[Sl
                 yield Slice(record.batch, raw)
 
 
+def _sum_keyed(con: duckdb.DuckDBPyConnection, result: Recomputed) -> None:
+    """Add the events with an id that count to the sums, and what became of the others to the facts."""
+    con.execute(
+        """
+        INSERT INTO recounted
+        SELECT batch, DATE '1970-01-01' + day, customer, type, sum(amount_micros), count(*), min(at_us), max(at_us)
+        FROM keyed ANTI JOIN uncounted ON keyed.rowid = uncounted.row
+        GROUP BY batch, day, customer, type
+        """
+    )
+    rows = con.execute(
+        """
+        SELECT batch, partition, count(*), count(*) FILTER (counts), count(*) FILTER (counts AND id IS NULL),
+            count(*) FILTER (repeats), sum(amount_micros) FILTER (counts), max(at_us) FILTER (counts OR repeats)
+        FROM (
+            SELECT keyed.*, uncounted.row IS NULL AS counts, uncounted.row IS NOT NULL AND reason IS NULL AS repeats
+            FROM keyed LEFT JOIN uncounted ON keyed.rowid = uncounted.row
+        )
+        GROUP BY batch, partition
+        """
+    ).fetchall()
+    for batch, partition, lines, events, without_id, duplicates, amount_micros, latest_us in rows:
+        facts = result.facts[batch]
+        facts.lines += lines
+        facts.events += events
+        facts.without_id += without_id
+        facts.duplicates += duplicates
+        facts.amount_micros += int(amount_micros or 0)
+        if latest_us is not None:
+            facts.latest_us[partition] = max(latest_us, facts.latest_us.get(partition, latest_us))
+
+
 class _Counter:
     """Collects slices into groups and reduces each group to sums."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, result: Recomputed) -> None:
         self._con = con
         self._result = result
-        self._shapes: list[Shape] = []
+        self._shapes_by_keyed: dict[bool, list[Shape]] = {False: [], True: []}
         self._slices: list[Slice] = []
         self._bytes = 0
         self._rules: Rules | None = None
@@ -161,20 +179,26 @@ class _Counter:
         """
         self._con.execute(
             "CREATE OR REPLACE TEMP TABLE counted (n BIGINT, slice BIGINT, at_us BIGINT,"
-            " customer VARCHAR, type VARCHAR, amount_micros BIGINT)"
+            " customer VARCHAR, type VARCHAR, amount_micros BIGINT, id VARCHAR, source VARCHAR)"
         )
+        keyed = rules.dedupe_us > 0
+        shapes = self._shapes_by_keyed[keyed]
         rest = np.arange(group.line_count)
         lines = group.table(rules.future_skew_us)
         tried = 0
         while True:
-            for shape in self._shapes[tried:]:
+            for shape in shapes[tried:]:
                 if rest.size:
                     rest = self._fit(shape, rules, lines, rest)
-            tried = len(self._shapes)
-            if rest.size < LEARN_LINES_MIN or not self._learn(group, rest, rules, days):
+            tried = len(shapes)
+            if rest.size < LEARN_LINES_MIN:
                 break
+            new = _new_shapes(group, rest, rules, days, shapes)
+            if not new:
+                break
+            shapes += new
         slow = self._decide_each(group, rest, rules, days)
-        self._sum(group, slow, days)
+        self._sum(group, slow, days, keyed=keyed)
 
     def _fit(self, shape: Shape, rules: Rules, lines: pa.Table, rest: Int64s) -> Int64s:
         todo = lines if rest.size == lines.num_rows else lines.take(pa.array(rest))
@@ -185,47 +209,32 @@ class _Counter:
         fits[self._con.execute("SELECT n FROM counted").fetchnumpy()["n"]] = True
         return rest[~fits[rest]]
 
-    def _learn(self, group: _Group, rest: Int64s, rules: Rules, days: Days) -> bool:
-        """Learn shapes from a few lines; True if there is a new one."""
-        seen: Counter[Shape] = Counter()
-        for n in rest[:: max(1, rest.size // LEARN_SAMPLES)][:LEARN_SAMPLES]:
-            raw, at = group.find(int(n))
-            line = raw.line(at)
-            if isinstance(decide(line, arrived_us=int(raw.arrived_us[at]), rules=rules, days=days), Counted):
-                shape = shape_of(line)
-                if shape is not None and shape not in self._shapes:
-                    seen[shape] += 1
-        new = [shape for shape, count in seen.most_common() if count >= LEARN_SHARE_MIN]
-        new = new[: SHAPES_MAX - len(self._shapes)]
-        self._shapes += new
-        return bool(new)
-
     def _decide_each(self, group: _Group, rest: Int64s, rules: Rules, days: Days) -> pa.Table:
-        counted: list[tuple[int, int, int, str, str, int]] = []
-        refused: list[tuple[int, str, str, bytes]] = []
+        counted: list[tuple[object, ...]] = []
+        refused: list[Refused] = []
         for n in rest.tolist():
             raw, at = group.find(n)
             line = raw.line(at)
             if not is_input(line):
                 continue
             verdict = decide(line, arrived_us=int(raw.arrived_us[at]), rules=rules, days=days)
-            batch = group.slices[group.slice_index(n)].batch
-            facts = self._result.facts[batch]
+            index = group.slice_index(n)
+            batch = group.slices[index].batch
+            if isinstance(verdict, Counted) and verdict.reverses is not None and not rules.dedupe_us:
+                verdict = Reason.REVERSAL_UNKNOWN  # no event is remembered
             if isinstance(verdict, Counted):
                 v = verdict
-                index = group.slice_index(n)
-                counted.append((index, v.at_us, v.day, v.customer, v.type, v.amount_micros))
+                values = (v.at_us, v.day, v.customer, v.type, v.amount_micros)
+                counted.append((n, index, *values, v.id, v.source, v.reverses))
             else:
-                refused.append((batch, raw.place(at), str(verdict), line))
-                facts.rejections[str(verdict)] += 1
-                facts.lines += 1
-        if refused:
-            self._con.register("new_refused", to_table(refused, REFUSED_SCHEMA))
-            self._con.execute("INSERT INTO refused SELECT * FROM new_refused")
-            self._con.unregister("new_refused")
+                where = (raw.partition, int(raw.numbers[at]), int(raw.bytes_at[at]))
+                refused.append(Refused(batch, raw.place(at), str(verdict), line, *where))
+                self._result.facts[batch].lines += 1
+        insert_refused(self._con, refused, self._result)
         return to_table(counted, SLOW_SCHEMA)
 
-    def _sum(self, group: _Group, slow: pa.Table, days: Days) -> None:
+    def _sum(self, group: _Group, slow: pa.Table, days: Days, *, keyed: bool) -> None:
+        """Sum the events up; where they count once, those with a key are kept for later instead."""
         con = self._con
         utc_days = con.execute(f"SELECT DISTINCT at_us // {DAY_US} FROM counted").fetchall()
         con.register("pieces", to_table(days.pieces(day for (day,) in utc_days), PIECE_SCHEMA))
@@ -234,29 +243,49 @@ class _Counter:
             {
                 "slice": pa.array(range(len(group.slices)), pa.int64()),
                 "batch": pa.array([slice_.batch for slice_ in group.slices], pa.int64()),
+                "partition": pa.array([slice_.raw.partition for slice_ in group.slices], pa.string()),
             }
         )
         con.register("slices", batch_of)
+        columns = "n, slice, at_us, day, customer, type, amount_micros, id, source, reverses"
+        events = f"""
+            WITH events AS (
+                SELECT {columns}
+                FROM (SELECT *, CAST(NULL AS VARCHAR) AS reverses FROM counted) counted
+                JOIN pieces ON counted.at_us // {DAY_US} = pieces.utc_day
+                    AND counted.at_us >= pieces.from_us AND counted.at_us < pieces.to_us
+                UNION ALL SELECT {columns} FROM slow
+            )
+            """
+        without_key = "id IS NULL AND reverses IS NULL" if keyed else "true"
         con.execute(
             f"""
-            INSERT INTO recounted
-            WITH events AS (
-                SELECT slice, at_us, pieces.day, customer, type, amount_micros
-                FROM counted JOIN pieces ON counted.at_us // {DAY_US} = pieces.utc_day
-                    AND counted.at_us >= pieces.from_us AND counted.at_us < pieces.to_us
-                UNION ALL SELECT slice, at_us, day, customer, type, amount_micros FROM slow
-            )
+            INSERT INTO recounted {events}
             SELECT batch, DATE '1970-01-01' + CAST(day AS INTEGER), customer, type,
                 sum(amount_micros), count(*), min(at_us), max(at_us)
             FROM events JOIN slices USING (slice)
+            WHERE {without_key}
             GROUP BY batch, day, customer, type
             """
         )
+        if keyed:
+            con.register("places", group.places())
+            con.execute(
+                f"""
+                INSERT INTO keyed BY NAME {events}
+                SELECT batch, arrived_us, partition, number, byte, id, source, reverses,
+                    at_us, day, customer, type, amount_micros
+                FROM events JOIN slices USING (slice) JOIN places USING (n)
+                WHERE NOT ({without_key})
+                """
+            )
+            con.unregister("places")
         by_slice = con.execute(
-            """
+            f"""
             SELECT slice, count(*), sum(amount_micros), max(at_us)
-            FROM (SELECT slice, amount_micros, at_us FROM counted
-                  UNION ALL SELECT slice, amount_micros, at_us FROM slow)
+            FROM (SELECT slice, amount_micros, at_us, id, NULL AS reverses FROM counted
+                  UNION ALL SELECT slice, amount_micros, at_us, id, reverses FROM slow)
+            WHERE {without_key}
             GROUP BY slice
             """
         ).fetchall()
@@ -265,6 +294,7 @@ class _Counter:
             facts = self._result.facts[slice_.batch]
             facts.lines += events
             facts.events += events
+            facts.without_id += events if keyed else 0
             facts.amount_micros += int(amount_micros)
             partition = slice_.raw.partition
             facts.latest_us[partition] = max(latest_us, facts.latest_us.get(partition, latest_us))
@@ -307,6 +337,33 @@ class _Group:
         # Small pieces, so that every core has some.
         return pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_LINES), table.schema)
 
+    def places(self) -> pa.Table:
+        """When each line arrived and where it stands."""
+        raws = [slice_.raw for slice_ in self.slices]
+        return pa.table(
+            {
+                "n": np.arange(self.line_count),
+                "arrived_us": np.concatenate([raw.arrived_us for raw in raws]),
+                "number": np.concatenate([raw.numbers for raw in raws]),
+                "byte": np.concatenate([raw.bytes_at for raw in raws]),
+            }
+        )
+
+
+def _new_shapes(group: _Group, rest: Int64s, rules: Rules, days: Days, known: Sequence[Shape]) -> list[Shape]:
+    """The shapes of a few lines that are worth learning."""
+    seen: Counter[Shape] = Counter()
+    for n in rest[:: max(1, rest.size // LEARN_SAMPLES)][:LEARN_SAMPLES]:
+        raw, at = group.find(int(n))
+        line = raw.line(at)
+        verdict = decide(line, arrived_us=int(raw.arrived_us[at]), rules=rules, days=days)
+        if isinstance(verdict, Counted) and verdict.reverses is None:
+            shape = shape_of(line, keyed=rules.dedupe_us > 0)
+            if shape is not None and shape not in known:
+                seen[shape] += 1
+    new = [shape for shape, count in seen.most_common() if count >= LEARN_SHARE_MIN]
+    return new[: SHAPES_MAX - len(known)]
+
 
 def _texts(raw: RawLines) -> pa.Array:
     try:
@@ -323,9 +380,3 @@ def _text_or_nothing(line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError:
         return ""
-
-
-def to_table(rows: Iterable[Sequence[object]], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(column, item.type) for column, item in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)

@@ -24,6 +24,7 @@ PLAIN: dict[Path, str] = {
     ("type",): "type",
     ("amount",): "amount",
     ("currency",): "currency",
+    ("id",): "id",
 }
 ENVELOPE: dict[Path, str] = {
     ("time",): "time",
@@ -31,7 +32,10 @@ ENVELOPE: dict[Path, str] = {
     ("data", "type"): "type",
     ("data", "amount"): "amount",
     ("data", "currency"): "currency",
+    ("id",): "id",
+    ("source",): "source",
 }
+KEY = ("id", "source")
 # Instants that SQL decides; the few others, and every odd way to write them, go to wire.decide.
 TIME_PATTERN = (
     r"[12]\d{3}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
@@ -52,8 +56,11 @@ class Shape:
     time_is_text: bool
 
 
-def shape_of(line: bytes) -> Shape | None:
-    """The shape of a line that counts; None if it has none worth learning."""
+def shape_of(line: bytes, *, keyed: bool) -> Shape | None:
+    """The shape of a line that counts and is no reversal; None if it has none worth learning.
+
+    `keyed`: whether it gives the id and the source, which takes a little longer.
+    """
     if b"\\" in line or len(line) > LINE_BYTES_MAX:
         return None
     try:
@@ -84,7 +91,9 @@ def shape_of(line: bytes) -> Shape | None:
             key_follows = False
             pattern.append(re.escape(f'"{token[TEXT]}"'))
         else:
-            name = None if path == ["specversion"] else wanted.get(tuple(path))
+            name = wanted.get(tuple(path))
+            if name in KEY and not keyed:
+                name = None
             pattern.append(_value_pattern(token, fixed=path == ["specversion"], captured=name is not None))
             if name and not token[WORD]:
                 names.append(name)
@@ -107,6 +116,7 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
     names = ", ".join(_quoted(name) for name in shape.names)
     types = ", ".join(_quoted(name) for name in rules.types) or "NULL"
     currency = f"AND f.currency = {_quoted(rules.currency)}" if "currency" in shape.names else ""
+    key = f"{_field(shape, 'id')} AS id, {_field(shape, 'source')} AS source"
     time_pattern = TIME_PATTERN if shape.time_is_text else MILLISECONDS_PATTERN
     # Materialized: else the pattern is matched again for every field that a condition asks for.
     return f"""
@@ -114,7 +124,7 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
             SELECT n, slice, latest_us, regexp_extract(line, {_quoted(shape.pattern)}, [{names}]) AS f
             FROM {source}
         ), plain AS (
-            SELECT n, slice, latest_us, f.customer AS customer, f.type AS type, f.time AS time,
+            SELECT n, slice, latest_us, f.customer AS customer, f.type AS type, f.time AS time, {key},
                 {"if(right(f.time, 1) = 'Z', 1, 6)" if shape.time_is_text else "0"} AS zone_chars,
                 try_cast(f.amount AS DECIMAL(15, 6)) AS amount
             FROM fitting
@@ -127,12 +137,12 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
               AND NOT regexp_matches(f.customer, {_quoted(CONTROL_PATTERN)})
               {currency}
         ), timed AS (
-            SELECT n, slice, latest_us, customer, type,
+            SELECT n, slice, latest_us, customer, type, id, source,
                 {_TEXT_INSTANT if shape.time_is_text else _NUMBER_INSTANT} AS at_us,
                 CAST(CAST(amount AS DECIMAL(38, 6)) * 1000000 AS BIGINT) AS amount_micros
             FROM plain
         )
-        SELECT n, slice, at_us, customer, type, amount_micros
+        SELECT n, slice, at_us, customer, type, amount_micros, nullif(id, '') AS id, source
         FROM timed
         WHERE at_us BETWEEN 0 AND least(latest_us, {AT_US_MAX}) AND amount_micros IS NOT NULL
     """
@@ -146,6 +156,10 @@ _TEXT_INSTANT = """
          * (coalesce(try_cast(right(time, 5)[1:2] AS BIGINT), 0) * 60
             + coalesce(try_cast(right(time, 2) AS BIGINT), 0)))
 """
+
+
+def _field(shape: Shape, name: str) -> str:
+    return f"f.{name}" if name in shape.names else "CAST(NULL AS VARCHAR)"
 
 
 def _quoted(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import duckdb
@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
 from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
+from opentab.audit.once import KeyedEvent, Once
 from opentab.audit.raw import RawLines, RawLog, open_raw
 from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
@@ -18,6 +19,7 @@ from opentab.audit.verify import Journal
 from opentab.audit.wire import Counted, decide
 from opentab.config import Home
 from opentab.errors import InputError
+from opentab.events import REASONS_BY_OTHERS
 from opentab.records import BatchRecord
 
 
@@ -47,6 +49,9 @@ class TracedEvent:
     adjustment: bool
     amount_micros: int
     raw: bytes
+    reverses: str | None = None  # the id of the event that it takes back
+    reason: str | None = None
+    actor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,19 @@ class TracedInvoice:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One customer's bill of one period, by batch; `events` leads on to the raw log."""
+    """One customer's bill of one period, by batch; `events` leads on to the raw log.
+
+    What the journal rejected is left out by its place. A duplicate is told by the customer's own events: it
+    repeats one of them, on the same day, so its original is in a batch that added to the same month.
+    """
 
     period: str
     customer: str
     lines: list[TracedLine]
     _log: RawLog
-    _batches: list[BatchRecord]
+    _batches: list[BatchRecord]  # all that added to the months that are billed here
     _billed: dict[tuple[int, int], bool]  # (batch, own month): the month is billed here, as an adjustment?
+    _rejected: set[tuple[int, str]]  # (batch, place) of events that decode well
 
     @property
     def amount_micros(self) -> int:
@@ -83,13 +93,36 @@ class Trace:
         return half_even(self.amount_micros, minor_micros(currency))
 
     def events(self) -> Iterator[TracedEvent]:
-        """The raw events in the order of the log, a piece of it in memory at a time."""
+        """The raw events that count, batch by batch in the order of the log."""
+        once = Once()
         for record in self._batches:
-            for partition, (first, last) in sorted(record.taken.items()):
-                for piece in self._log.pieces(first, last):
-                    yield from self._events_in(self._log.read(partition, *piece), record)
+            found = [
+                one
+                for partition, (first, last) in sorted(record.taken.items())
+                for piece in self._log.pieces(first, last)
+                for one in self._found_in(self._log.read(partition, *piece), record)
+            ]
+            repeats = _repeats(found, once, record.rules.dedupe_us)
+            for index, one in enumerate(found):
+                month = month_of_day(one.event.day)
+                adjustment = self._billed.get((record.batch, month))
+                if index not in repeats and adjustment is not None:
+                    yield TracedEvent(
+                        batch=record.batch,
+                        place=one.place,
+                        at_us=one.event.at_us,
+                        type=one.event.type,
+                        own_period=period_of_month(month),
+                        adjustment=adjustment,
+                        amount_micros=one.event.amount_micros,
+                        raw=one.raw,
+                        reverses=one.event.reverses,
+                        reason=one.event.reason,
+                        actor=one.event.actor,
+                    )
 
-    def _events_in(self, raw: RawLines, record: BatchRecord) -> Iterator[TracedEvent]:
+    def _found_in(self, raw: RawLines, record: BatchRecord) -> Iterator[_Found]:
+        """The customer's events that were not rejected."""
         needle = self.customer.encode()
         # A customer's name stands in the line as it is, or some of it is escaped.
         if needle not in raw.body and b"\\" not in raw.body:
@@ -99,22 +132,42 @@ class Trace:
             line = raw.line(index)
             if needle not in line and b"\\" not in line:
                 continue
-            event = decide(line, arrived_us=int(raw.arrived_us[index]), rules=record.rules, days=days)
+            arrived_us = int(raw.arrived_us[index])
+            event = decide(line, arrived_us=arrived_us, rules=record.rules, days=days)
             if not isinstance(event, Counted) or event.customer != self.customer:
                 continue
-            month = month_of_day(event.day)
-            adjustment = self._billed.get((record.batch, month))
-            if adjustment is not None:
-                yield TracedEvent(
-                    batch=record.batch,
-                    place=raw.place(index),
-                    at_us=event.at_us,
-                    type=event.type,
-                    own_period=period_of_month(month),
-                    adjustment=adjustment,
-                    amount_micros=event.amount_micros,
-                    raw=line,
-                )
+            place = raw.place(index)
+            if (record.batch, place) not in self._rejected:
+                order = (arrived_us, raw.partition, int(raw.numbers[index]), int(raw.bytes_at[index]))
+                yield _Found(record.batch, order, place, event, line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An event of the customer in the log."""
+
+    batch: int
+    order: tuple[int, str, int, int]  # in which its batch is looked at; it begins with the arrival
+    place: str
+    event: Counted
+    raw: bytes
+
+
+def _repeats(found: Sequence[_Found], once: Once, window_us: int) -> set[int]:
+    """Which of a batch's events repeat one that counted."""
+    repeats: set[int] = set()
+    if not window_us:
+        return repeats
+    for index in sorted(range(len(found)), key=lambda index: found[index].order):
+        one = found[index]
+        if one.event.id is not None and once.repeats(_keyed(one), window_us):
+            repeats.add(index)
+    return repeats
+
+
+def _keyed(one: _Found) -> KeyedEvent:
+    e = one.event
+    return KeyedEvent(one.batch, one.order[0], e.id, e.source, e.reverses, e.at_us, e.customer, e.type, e.amount_micros)
 
 
 def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int | None = None) -> Trace:
@@ -126,9 +179,11 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
     wanted = month_of_period(period)
     lines: list[TracedLine] = []
     billed: dict[tuple[int, int], bool] = {}
+    batches: dict[int, set[int]] = {}  # the months that each added to
     for batch, own_month, type_, amount, count, first_us, last_us in _entries(journal, customer):
         if upto is not None and batch > upto:
             continue
+        batches.setdefault(batch, set()).add(own_month)
         record = records[batch]
         before = records.get(batch - 1)
         month = billed_month(
@@ -141,8 +196,9 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
         billed[batch, own_month] = adjustment = month != own_month
         own_period = period_of_month(own_month)
         lines.append(TracedLine(batch, type_, own_period, adjustment, int(amount), int(count), first_us, last_us))
-    concerned = [records[batch] for batch in sorted({batch for batch, _ in billed})]
-    return Trace(period, customer, lines, open_raw(home), concerned, billed)
+    months = {own_month for _, own_month in billed}
+    concerned = [records[batch] for batch in sorted(batch for batch in batches if batches[batch] & months)]
+    return Trace(period, customer, lines, open_raw(home), concerned, billed, _rejected(journal))
 
 
 def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) -> TracedInvoice:
@@ -163,6 +219,13 @@ def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) ->
         f"there is no revision {revision} of the invoice of {period} for {customer!r}",
         hint=f"there are: {there}" if there else "none has been issued yet; leave out --revision",
     )
+
+
+def _rejected(journal: Journal) -> set[tuple[int, str]]:
+    """Where events stand that decode well and were rejected: by what came before them."""
+    by_others = ds.field("reason").isin([str(reason) for reason in REASONS_BY_OTHERS])
+    rows = journal.rejections().scanner(columns=["batch", "place"], filter=by_others).to_table()
+    return set(zip(rows["batch"].to_pylist(), rows["place"].to_pylist(), strict=True))
 
 
 def _entries(journal: Journal, customer: str) -> list[tuple[int, int, str, int, int, int, int]]:

@@ -18,10 +18,12 @@ from opentab.audit.balances import Balances, check_balances
 from opentab.audit.bills import bill
 from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, money, sums
 from opentab.audit.days import DAY_US, FIRST_DAY
+from opentab.audit.facts import Recomputed
+from opentab.audit.ids import check_ids
 from opentab.audit.invoices import Invoices, check_invoices
 from opentab.audit.lateness import Mark
 from opentab.audit.raw import RawLog, open_raw
-from opentab.audit.recompute import Progress, Recomputed, recompute
+from opentab.audit.recompute import Progress, recompute
 from opentab.config import Home
 from opentab.money import format_micros
 from opentab.records import BatchRecord, PartitionState
@@ -35,6 +37,7 @@ class Journal(Protocol):
     def batches(self) -> list[BatchRecord]: ...
     def entries(self) -> ds.Dataset: ...
     def rejections(self) -> ds.Dataset: ...
+    def seen(self) -> ds.Dataset: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Report:
     batches: int
     events: int
     rejections: int
+    duplicates: int
     amount_micros: int
     not_yet_billed_segments: int
     seconds: float
@@ -68,7 +72,7 @@ def verify(
     """Recompute everything from the raw log and compare it with the journal, and what was made of it.
 
     1. read and count every batch's segments again (log, batches)
-    2. compare the sums and the refused lines (entries, rejections)
+    2. compare the sums, the refused lines and the ids that were counted (entries, rejections, ids)
     3. recompute the watermarks, and with them what is billed where (watermarks, totals)
     4. recompute what was due when, and the running totals (invoices, balances), where they are given
     5. compare with the bills that the simulator knew beforehand, if there are any
@@ -87,6 +91,7 @@ def verify(
             _check_batches(batches, recount),
             _check_entries(con),
             _check_rejections(con),
+            check_ids(con, batches, recount),
             _check_watermarks(batches, recount, log, marks),
         ]
         billed = bill(con, batches, marks, entries="recounted", name="log_bills")
@@ -104,6 +109,7 @@ def verify(
             batches=len(batches),
             events=sum(f.events for f in facts),
             rejections=sum(f.rejections.total() for f in facts),
+            duplicates=sum(f.duplicates for f in facts),
             amount_micros=sum(f.amount_micros for f in facts),
             not_yet_billed_segments=waiting,
             seconds=time.monotonic() - began,
@@ -121,15 +127,16 @@ def _connect(scratch: str) -> duckdb.DuckDBPyConnection:
 
 
 def _register(con: duckdb.DuckDBPyConnection, journal: Journal, last: int) -> None:
-    """Make the views `journal_entries` and `journal_rejections`.
+    """Make the views `journal_entries`, `journal_rejections` and `journal_seen`.
 
     A pipeline may be at work: what it has committed since we read the batches is left out. Rows of
     a batch that has no record at all stay, to be found.
     """
     con.register("entries_now", journal.entries())
     con.register("rejections_now", journal.rejections())
+    con.register("seen_now", journal.seen())
     last_now = max((record.batch for record in journal.batches()), default=0)
-    for kind in ("entries", "rejections"):
+    for kind in ("entries", "rejections", "seen"):
         con.execute(
             f"CREATE TEMP VIEW journal_{kind} AS SELECT * FROM {kind}_now WHERE batch <= {last} OR batch > {last_now}"
         )
@@ -177,7 +184,11 @@ def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check
             journal=format_micros(record.amount_micros),
             log=format_micros(facts.amount_micros),
         )
-        lines = record.event_count + record.rejection_count
+        tally.compare(f"{where}, duplicates", journal=record.duplicates, log=facts.duplicates)
+        if record.rules.dedupe_us:
+            # Without dedupe nobody asks for ids, and journals of earlier versions did not count this.
+            tally.compare(f"{where}, events without an id", journal=record.without_id, log=facts.without_id)
+        lines = record.event_count + record.rejection_count + record.duplicates
         tally.compare(f"{where}, input lines", journal=lines, log=facts.lines)
     return tally.done()
 

@@ -58,13 +58,21 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A line that counts as an event."""
+    """A line that counts as an event, unless another one counted in its place (once.py).
+
+    The amount is what it counts for: a reversal's has the opposite sign of the one on its line.
+    """
 
     at_us: int
     day: int
     customer: str
     type: str
     amount_micros: int
+    id: str | None = None  # None, too, where it is empty
+    source: str | None = None  # of an envelope
+    reverses: str | None = None  # the id of the event that it takes back
+    reason: str | None = None  # why, and
+    actor: str | None = None  # who: of a reversal
 
 
 class _RefusedError(Exception):
@@ -225,11 +233,15 @@ def _decide(value: Any, arrived_us: int, rules: Rules, days: Days) -> Counted:
     _all_there(value, ("time", who, "data") if enveloped else ("time", who))
     if isinstance(data, dict):
         _all_there(data, ("type", "amount"))
+        if data.get("reverses") is not None:
+            _all_there(data, ("reason", "actor"))
     if not isinstance(data, dict) or (enveloped and value["specversion"] != "1.0"):
         raise _RefusedError(Reason.WRONG_TYPE)
 
     time, customer = value["time"], value[who]
     type_, amount, currency = data["type"], data["amount"], data.get("currency")
+    id_, source = value.get("id"), value.get("source") if enveloped else None
+    reverses, reason, actor = _reversal(data)
     whole = isinstance(time, Number) and re.fullmatch(r"-?[0-9]+", time.text) is not None
     right = (
         (isinstance(time, str) or whole)
@@ -237,7 +249,8 @@ def _decide(value: Any, arrived_us: int, rules: Rules, days: Days) -> Counted:
         and isinstance(type_, str)
         and isinstance(amount, str | Number)
         and isinstance(currency, str | None)
-        and isinstance(value.get("id"), str | None)
+        and isinstance(id_, str | None)
+        and isinstance(source, str | None)
     )
     if not right:
         raise _RefusedError(Reason.WRONG_TYPE)
@@ -255,7 +268,19 @@ def _decide(value: Any, arrived_us: int, rules: Rules, days: Days) -> Counted:
         raise _RefusedError(Reason.UNKNOWN_TYPE)
     if not _may_be_customer(customer):
         raise _RefusedError(Reason.BAD_CUSTOMER)
-    return Counted(at_us, day, customer, type_, amount_micros)
+    if reverses is not None:
+        amount_micros = -amount_micros
+    return Counted(at_us, day, customer, type_, amount_micros, id_ or None, source, reverses, reason, actor)
+
+
+def _reversal(data: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """What a line takes back, why and who; nothing of it where it takes back nothing."""
+    if data.get("reverses") is None:
+        return None, None, None
+    reverses, reason, actor = data["reverses"], data["reason"], data["actor"]
+    if not all(isinstance(text, str) and text for text in (reverses, reason, actor)):
+        raise _RefusedError(Reason.WRONG_TYPE)
+    return reverses, reason, actor
 
 
 def _all_there(table: dict[str, Any], names: tuple[str, ...]) -> None:

@@ -107,9 +107,12 @@ def _types(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
 
 
 def _rejections(months: Sequence[MonthTally]) -> pl.DataFrame:
-    """The reasons take turns over all months, so their counts follow from how many there are."""
+    """The bad rows' reasons take turns over all months, so their counts follow from how many there are."""
     rounds, rest = divmod(sum(month.bad_count for month in months), len(BAD_REASONS))
     rows = [(str(reason), rounds + (index < rest)) for index, reason in enumerate(BAD_REASONS)]
+    conflicts = sum(month.conflict_count for month in months)
+    if conflicts:
+        rows.append((str(Reason.CONFLICTING_DUPLICATE), conflicts))
     return pl.DataFrame(rows, schema={"reason": pl.String, "count": pl.Int64}, orient="row")
 
 

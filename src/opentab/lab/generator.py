@@ -40,7 +40,7 @@ class Outcome:
     """What a run has written."""
 
     periods: tuple[Period, ...]
-    line_count: int  # lines written, bad ones and duplicates among them
+    line_count: int  # lines written, bad ones, duplicates and conflicts among them
     line_count_planned: int
     event_count_planned: int  # events that the expected bills hold
     finished: bool  # False: it was stopped, and the expected bills are ahead of the log

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opentab.errors import InputError
-from opentab.events import Reason, Rules
+from opentab.events import REASONS_BY_OTHERS, Reason, Rules
 from opentab.lab.trickle import BEYOND_MS, PERIOD_MIN, latest_final_period, tick_times_ms
 from opentab.log.directory import PARTITION_DEFAULT
 from opentab.periods import Calendar, Int64s, Period, next_period, parse_period, previous_period
@@ -47,8 +47,8 @@ EVENTS_PER_CUSTOMER_MAX = 10_000_000
 MONTH_EVENTS_MAX = 10**9  # ids have nine digits
 SILENCE_MAX = timedelta(days=20)
 
-# Every reason but conflicting_duplicate: a line alone cannot be one.
-BAD_REASONS = tuple(reason for reason in Reason if reason is not Reason.CONFLICTING_DUPLICATE)
+# Every reason that a line has by itself, whatever else is in the log.
+BAD_REASONS = tuple(reason for reason in Reason if reason not in REASONS_BY_OTHERS)
 
 
 class Spelling(IntEnum):
@@ -76,6 +76,7 @@ class Plan:
     late_share: float = 0.01  # after the month closed, within the allowed lateness
     beyond_share: float = 0.0  # after the allowed lateness
     duplicate_share: float = 0.0  # extra lines: events with ids, byte for byte again
+    conflict_share: float = 0.0  # extra lines: events with ids again, with another amount
     bad_share: float = 0.0  # extra lines: each rejection reason in turn
     cloudevents_share: float = 0.0
     variety_share: float = 0.02  # amounts as numbers, times as milliseconds or with an offset
@@ -162,12 +163,13 @@ class MonthTally:
     type_micros: tuple[int, ...]  # in the order of the home's types
     type_events: tuple[int, ...]
     duplicate_count: int
+    conflict_count: int
     bad_count: int
     is_trickle: bool = False  # True: a month behind the plan's, with ticks alone
 
     @property
     def line_count(self) -> int:
-        return sum(self.type_events) + self.duplicate_count + self.bad_count
+        return sum(self.type_events) + self.duplicate_count + self.conflict_count + self.bad_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,8 @@ class Telecom:
             period,
             tuple(type_micros),
             tuple(type_events),
-            duplicate_count=_duplicate_count(self.plan, usage),
+            duplicate_count=_again_count(self.plan.duplicate_share, usage),
+            conflict_count=_again_count(self.plan.conflict_share, usage),
             bad_count=_bad_count(self.plan, len(usage.type)),
         )
 
@@ -255,6 +258,7 @@ class Telecom:
                 type_micros=nothing,
                 type_events=(count * len(self.tick_customers()), *nothing[1:]),
                 duplicate_count=0,
+                conflict_count=0,
                 bad_count=0,
                 is_trickle=True,
             )
@@ -316,7 +320,10 @@ class Telecom:
         del usage
         if plan.silence:
             events = self._hushed(events, on_time)
-        parts = [events, self._duplicates(period, events), self._bad_rows(month, bad_before, count)]
+        conflicts = self._again(period, events, "conflict", plan.conflict_share)
+        conflicts.amount_micros[:] ^= 1  # a micro more or less, and never negative
+        duplicates = self._again(period, events, "duplicate", plan.duplicate_share)
+        parts = [events, duplicates, conflicts, self._bad_rows(month, bad_before, count)]
         parts = [part for part in parts if len(part)]
         rows = Rows.concat(parts) if len(parts) > 1 else events
         if plan.silence:
@@ -376,10 +383,13 @@ class Telecom:
             inside = (arrival_ms >= first_ms) & (arrival_ms < last_ms)
             arrival_ms[inside & (customer % self.plan.sources == 0)] = last_ms
 
-    def _duplicates(self, period: Period, events: Rows) -> Rows:
-        """Some events with ids once more, a little later."""
-        count = _duplicate_count(self.plan, events)
-        random = _random(self.plan, period, "duplicate")
+    def _again(self, period: Period, events: Rows, purpose: str, share: float) -> Rows:
+        """Some events with ids once more, a little later.
+
+        They come behind the first in the same partition: however batches are cut, that one is looked at first.
+        """
+        count = _again_count(share, events)
+        random = _random(self.plan, period, purpose)
         again = events.take(np.sort(random.choice(np.flatnonzero(events.has_id), count, replace=False)))
         # On top of 0.9 of the bound at most: a copy of an on-time event is within it, too.
         later_ms = random.random(count) * (0.1 * (self.rules.out_of_orderness_us // 1000) - 1)
@@ -411,6 +421,11 @@ class Telecom:
 
 def settle(plan: Plan, *, rules: Rules, calendar: Calendar, now_us: int) -> Telecom:
     """Fix the plan's months; they all lie in the past, so that no event is ahead of its arrival."""
+    _check(
+        not plan.conflict_share or rules.dedupe_us > 0,
+        "without dedupe no two events conflict",
+        "set billing.dedupe_window, or leave out the conflicts",
+    )
     current = calendar.period_of(now_us)
     if plan.until_final:
         first_latest = latest_final_period(now_us, rules=rules, calendar=calendar)
@@ -499,7 +514,7 @@ def arrival_order(arrival_ms: Int64s) -> Int64s:
 
 
 WEIGHT_MAX = 16
-PURPOSES = ("usage", "time", "delay", "late", "spelling", "duplicate", "bad")
+PURPOSES = ("usage", "time", "delay", "late", "spelling", "duplicate", "bad", "conflict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,8 +552,8 @@ def _spellings(plan: Plan, period: Period, count: int) -> npt.NDArray[np.uint8]:
     return spelling
 
 
-def _duplicate_count(plan: Plan, events: _Usage | Rows) -> int:
-    return min(round(plan.duplicate_share * len(events.type)), int(np.count_nonzero(events.has_id)))
+def _again_count(share: float, events: _Usage | Rows) -> int:
+    return min(round(share * len(events.type)), int(np.count_nonzero(events.has_id)))
 
 
 def _bad_count(plan: Plan, event_count: int) -> int:

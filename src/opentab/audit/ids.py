@@ -1,0 +1,149 @@
+"""What the journal remembers of ids, held against the events that counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+import pyarrow as pa
+
+from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, shown
+from opentab.audit.facts import Recomputed
+from opentab.audit.murmur import murmur
+from opentab.audit.rows import to_table
+from opentab.records import BatchRecord
+
+KEYS_SAMPLED = 1000
+NEVER_US = 2**62
+PLACE = ("batch", "partition", "number", "byte")
+SCHEMA_NEEDED = pa.schema([("batch", pa.int64()), ("from_us", pa.int64())])
+
+
+def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
+    """Compare the rows of `journal_seen` with the tables of the recount.
+
+    1. every event with an id that counted has its row, unless its window has passed by now
+    2. every row that says so is of an event that counted, or of a duplicate in the same batch, and is there once
+    3. a row of an event that did not count is of one that was rejected
+    4. the keys of some rows are those of their ids
+    """
+    tally = Tally("ids")
+    if not any(record.rules.dedupe_us for record in batches):
+        rows = count(con, "SELECT count(*) FROM journal_seen")
+        if rows:
+            tally.differ(f"the journal remembers {rows} ids, and every event counts")
+        return tally.done("dedupe is off")
+    con.register("needed", to_table(_needed(batches, recount), SCHEMA_NEEDED))
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP VIEW remembered AS
+        SELECT batch, partition, number, byte, arrived_us, id, source,
+            uncounted.row IS NULL AS counts, uncounted.row IS NULL AND arrived_us >= from_us AS needed
+        FROM keyed LEFT JOIN uncounted ON keyed.rowid = uncounted.row JOIN needed USING (batch)
+        WHERE id IS NOT NULL AND (uncounted.row IS NULL OR (reason IS NULL AND first_batch = batch))
+        """
+    )
+    con.execute("CREATE OR REPLACE TEMP VIEW seen AS SELECT * FROM journal_seen WHERE payload IS DISTINCT FROM 0")
+    tally.compared = count(con, "SELECT count(*) FROM remembered WHERE counts")
+    _compare_rows(con, tally)
+    _find_doubled(con, tally)
+    _find_not_rejected(con, tally)
+    _compare_keys(con, tally)
+    con.execute("DROP VIEW remembered")
+    con.execute("DROP VIEW seen")
+    con.unregister("needed")
+    del tally.samples[SAMPLES_MAX:]
+    return tally.done()
+
+
+def _needed(batches: Sequence[BatchRecord], recount: Recomputed) -> list[tuple[int, int]]:
+    """By batch, the arrival from which on its events are within the window, after it and after each later one.
+
+    What was beyond it after any batch may be forgotten for good, also if the window was made longer since.
+    """
+    now_us = 0
+    passed: list[tuple[int, int]] = []
+    for record in batches:
+        now_us = max([now_us, *recount.facts[record.batch].arrived_us.values()])
+        window_us = record.rules.dedupe_us
+        passed.append((record.batch, now_us - window_us if window_us else NEVER_US))
+    needed: list[tuple[int, int]] = []
+    from_us = -NEVER_US
+    for batch, batch_from_us in reversed(passed):
+        from_us = max(from_us, batch_from_us)
+        needed.append((batch, from_us))
+    return needed
+
+
+def _compare_rows(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE different AS
+        SELECT {", ".join(f"coalesce(s.{name}, r.{name}) AS {name}" for name in PLACE)},
+            s.batch IS NOT NULL AS in_journal, r.batch IS NOT NULL AS in_log,
+            s.arrived_us AS journal_us, r.arrived_us AS log_us
+        FROM seen s FULL OUTER JOIN remembered r ON {_same("s", "r")}
+        WHERE r.batch IS NULL OR (s.batch IS NULL AND r.needed) OR s.arrived_us <> r.arrived_us
+        """
+    )
+    tally.differences += count(con, "SELECT count(*) FROM different")
+    tally.compared += count(con, "SELECT count(*) FROM different WHERE NOT in_log")
+    rows = con.execute(
+        f"SELECT {', '.join(PLACE)}, in_journal, in_log, journal_us, log_us FROM different"
+        f" ORDER BY ALL LIMIT {SAMPLES_MAX}"
+    ).fetchall()
+    for *place, in_journal, in_log, journal_us, log_us in rows:
+        if in_journal and in_log:
+            says = f"the journal says that it arrived at {shown(instant(journal_us))}, the log {shown(instant(log_us))}"
+        elif in_log:
+            says = "it counted, and the journal does not remember its id"
+        else:
+            says = "the journal remembers an id that did not count there"
+        tally.samples.append(f"{_where(place)}: {says}")
+    con.execute("DROP TABLE different")
+
+
+def _find_doubled(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
+    doubled = f"SELECT {', '.join(PLACE)}, count(*) FROM seen GROUP BY {', '.join(PLACE)} HAVING count(*) > 1"
+    tally.differences += count(con, f"SELECT count(*) FROM ({doubled})")
+    for *place, times in con.execute(f"{doubled} ORDER BY ALL LIMIT {SAMPLES_MAX}").fetchall():
+        tally.samples.append(f"{_where(place)}: the journal remembers its id {times} times")
+
+
+def _find_not_rejected(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
+    wrong = f"FROM journal_seen s ANTI JOIN refused r ON {_same('s', 'r')} WHERE payload = 0"
+    tally.compared += count(con, "SELECT count(*) FROM journal_seen WHERE payload = 0")
+    tally.differences += count(con, f"SELECT count(*) {wrong}")
+    rows = con.execute(f"SELECT {', '.join(PLACE)} {wrong} ORDER BY ALL LIMIT {SAMPLES_MAX}").fetchall()
+    for place in rows:
+        tally.samples.append(f"{_where(place)}: the journal says that an event with an id was rejected there")
+
+
+def _compare_keys(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE sampled AS"
+        f" SELECT * FROM seen USING SAMPLE reservoir({KEYS_SAMPLED} ROWS) REPEATABLE (1)"
+    )
+    rows = con.execute(
+        f"SELECT {', '.join(f's.{name}' for name in PLACE)}, key_high, key_low, r.id, r.source"
+        f" FROM sampled s JOIN keyed r ON {_same('s', 'r')} ORDER BY ALL"
+    ).fetchall()
+    for *place, high, low, id_, source in rows:
+        if {high, low} != set(_key(id_, source)):
+            tally.differ(f"{_where(place)}: the journal remembers it under a key that is not of the id {id_!r}")
+    con.execute("DROP TABLE sampled")
+
+
+def _key(id_: str, source: str | None) -> tuple[int, int]:
+    if source is None:
+        return murmur(id_.encode(), 0)
+    return murmur(f"{len(source)}:{source}{id_}".encode(), 1)
+
+
+def _same(left: str, right: str) -> str:
+    return " AND ".join(f"{left}.{name} = {right}.{name}" for name in PLACE)
+
+
+def _where(place: Sequence[object]) -> str:
+    batch, partition, number, byte = place
+    return f"batch {batch}, log partition {partition!r}, number {number}, byte {byte}"
