@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
+from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
 from opentab.ledger import seen
@@ -142,6 +143,8 @@ def check(home: Home, rule: Rule) -> Journal:
     assert Counter(row["reason"] for row in rejection_rows(journal)) == rule.rejections
     totals = {total.customer: total.amount_micros // 1_000_000 for total in customer_totals(journal, home.calendar)}
     assert totals == dict(rule.total)
+    report = verify(home, journal)
+    assert report.agrees, [sample for check in report.checks for sample in check.samples]
     return journal
 
 
@@ -159,7 +162,7 @@ sents = st.builds(
 histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), min_size=1, max_size=5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(histories, st.sampled_from(["unbounded", "7d", "10m", "1ms"]))
 @example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d")
 @example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d")

@@ -456,6 +456,28 @@ def _shortened(value: Any) -> str:
 
 
 @commands.command()
+@click.argument("event_id", metavar="ID")
+@click.option("--source", metavar="S", help="of the CloudEvents envelope that it came in")
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@at_home
+@at_log
+def receipt(home: Home, event_id: str, source: str | None, format_: str) -> int:
+    """What became of an event: counted, in which batch, period and invoice; or rejected, and why."""
+    from opentab.views.receipt import find_receipt, receipt_rows
+
+    journal = open_journal(home)
+    found = find_receipt(home, journal, event_id, source)
+    if found is None:
+        terminal.complain(f"no event with the id {terminal.printable(event_id)!r} is known within the dedupe window")
+        return DIFFERENT
+    if format_ == "json":
+        terminal.print_json([{**found.as_json(), "position": journal.position if journal else 0}])
+        return OK
+    terminal.print_table(["fact", "value"], receipt_rows(found, home["billing.currency"]))
+    return OK
+
+
+@commands.command()
 @click.option("-n", "--lines", default=10, show_default=True, help="begin with so many earlier lines")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="go on as events arrive")
 @click.option("--raw", is_flag=True, help="the bytes as they came")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import pyarrow as pa
 
@@ -99,6 +101,24 @@ INVOICE = pa.schema(
 )
 
 KINDS = {"entry": ENTRY, "rejection": REJECTION, "seen": SEEN, "batch": BATCH}
+
+
+class Spot(NamedTuple):
+    """Where an input stands in the log: a segment and the byte at which its line begins, or a message."""
+
+    partition: str
+    number: int  # of the segment; in a Kafka topic the offset
+    byte: int  # 0 in a Kafka topic, and never in a segment, which begins with its header
+
+    @property
+    def place(self) -> str:
+        """The same as a text, as rejections name it."""
+        return f"{self.partition}/{self.number}" + (f"@{self.byte}" if self.byte else "")
+
+    @property
+    def position(self) -> int:
+        """Where the journal stands in the partition once it holds this."""
+        return self.number if self.byte else self.number + 1
 
 
 class PartitionState(msgspec.Struct, frozen=True):

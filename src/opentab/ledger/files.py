@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from opentab.place import Place
 
 ROW_GROUP_ROWS = 131_072
+# Of these a single row is asked for, and it costs what its row group does.
+ROW_GROUP_ROWS_OF = {"batch": 1_024, "rejection": 4_096}
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
 DELTA_COLUMNS = {"batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at"}
 DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "number", "arrived_us"}
@@ -82,7 +84,10 @@ def stage(
     root: Place, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind"
 ) -> StagedFile:
     """Write a table aside for a later commit; on return it is on the disk."""
-    with staged_writer(root, kind, table.schema, run=run, batches=batches, column=column) as writer:
+    row_group_rows = ROW_GROUP_ROWS_OF.get(kind, ROW_GROUP_ROWS)
+    with staged_writer(
+        root, kind, table.schema, run=run, batches=batches, column=column, row_group_rows=row_group_rows
+    ) as writer:
         writer.write(table)
         return writer.finish()
 

@@ -121,6 +121,13 @@ class Invoices:
         """The last position at which an invoice of the period was issued; 0 where there is none."""
         return max((file.position for file in self._files if file.period == period), default=0)
 
+    def revisions(self, period: Period, customer: str) -> list[tuple[int, int]]:
+        """The revisions of one invoice in order, each with the position that it was computed at."""
+        table = self.rows(period=period).to_table(
+            columns=["revision", "position"], filter=ds.field("customer") == customer
+        )
+        return sorted(set(zip(table["revision"].to_pylist(), table["position"].to_pylist(), strict=True)))
+
     def commit(self, position: int, files: Sequence[StagedFile]) -> None:
         """Issue all that was due at a position, as one; raise Fenced if someone else has issued since.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import msgspec
 import numpy as np
@@ -257,10 +256,12 @@ class _Work:
         return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in counted)
 
 
-@cache
+_RUNS: dict[str, Runs] = {}
+
+
 def runs_of(root: Place) -> Runs:
     """The runs of a journal, kept from batch to batch."""
-    return Runs(root)
+    return _RUNS.setdefault(root.uri, Runs(root))
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

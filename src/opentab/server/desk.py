@@ -34,6 +34,7 @@ WAIT_SECONDS_MAX = 5.0
 WAIT_STEP_SECONDS = 0.01
 RETRY = {"retry-after": "1"}
 JSON = "application/json"
+NOTHING = "nothing was billed there"
 MILLISECOND_NS = 1_000_000
 
 Ask = Callable[[Answers], Any]
@@ -45,6 +46,9 @@ class Conditions:
 
     staleness_max_ms: float | None = None
     seen: str | None = None  # the tags of answers that it has
+
+
+ANY = Conditions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,14 @@ class Desk:
         self._pulse = Pulse(self._ledger)
         self._moment: Moment | None = None
 
-    def answer(self, ask: Ask, conditions: Conditions = Conditions(), form: Form = AS_JSON) -> Reply:  # noqa: B008
+    def answer(
+        self,
+        ask: Ask,
+        conditions: Conditions = ANY,
+        form: Form = AS_JSON,
+        *,
+        nothing: str = NOTHING,
+    ) -> Reply:
         """Ask one snapshot; 304 if the caller has seen it, a problem if there is nothing or it is too old."""
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
@@ -109,7 +120,7 @@ class Desk:
                 return Reply(304, b"", headers)
             found = self._asked(ask, answers)
         if found is None:
-            raise Problem(404, "nothing was billed there", more=fresh.as_json())
+            raise Problem(404, nothing, more=fresh.as_json())
         body = found if isinstance(found, dict) else {"items": found}
         # An invoice has a position of its own; that of the answer is in the headers then.
         return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)

@@ -343,9 +343,13 @@ class Ready(Fresh):
 class Result(Shape):
     """What became of one event."""
 
-    accepted: bool
+    accepted: Annotated[bool, Field(description="whether the log has it")]
     reason: Annotated[str | None, Field(examples=["unknown_type"])] = None
     detail: str | None = None
+    state: Annotated[Literal["counted", "duplicate", "rejected"] | None, Field(description="once it is committed")] = (
+        None
+    )
+    batch: Annotated[int | None, Field(ge=1, description="the one that it came in, once it is committed")] = None
 
 
 class Taken(Shape):
@@ -353,6 +357,44 @@ class Taken(Shape):
 
     accepted: Count
     results: list[Result]
+    committed: Annotated[bool | None, Field(description="whether all that were accepted are in the journal")] = None
+    position: Annotated[int | None, Field(ge=1, description="a min_position that shows them all")] = None
+
+
+class ReceiptRejection(Shape):
+    """One time that an event was rejected."""
+
+    batch: Annotated[int, Field(ge=1)]
+    reason: Annotated[str, Field(examples=["unknown_type"])]
+    detail: str | None
+    place: Annotated[str, Field(examples=["default/1@539"])]
+
+
+class ReceiptInvoice(Shape):
+    """The first revision of an invoice that an event is in."""
+
+    period: Period
+    revision: Annotated[int, Field(ge=1)]
+    position: int
+    latest_revision: Annotated[int, Field(ge=1)]
+
+
+class Receipt(Fresh):
+    """What became of an event. What the log no longer tells is null."""
+
+    id: Annotated[str, Field(examples=["01J9"])]
+    source: Annotated[str | None, Field(description="of the CloudEvents envelope that it came in")]
+    state: Literal["counted", "rejected"]
+    batch: Annotated[int, Field(ge=1, examples=[42])]
+    place: Annotated[str, Field(examples=["default/1@539"], description="partition, segment and byte of the log")]
+    day: Day | None
+    customer: Annotated[str | None, Field(examples=["emma"])]
+    type: Annotated[str | None, Field(examples=["CALL"])]
+    amount: Amount | None
+    period: Annotated[Period | None, Field(description="that it is billed in")]
+    invoice: Annotated[ReceiptInvoice | None, Field(description="null: not issued yet")]
+    reversed: bool
+    rejections: Annotated[list[ReceiptRejection], Field(description="the newest first, up to 100")]
 
 
 class ProblemShape(BaseModel):
@@ -389,6 +431,7 @@ ANSWER_PROBLEMS: dict[int | str, dict[str, Any]] = {
         _503="the replica is being made, or the answer is older than asked for",
     ),
 }
+RECEIPT_PROBLEMS = {**ANSWER_PROBLEMS, **_problems(_404="no event with this id is known")}
 INVOICE_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
