@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import duckdb
@@ -16,6 +17,17 @@ from opentab.records import BatchRecord
 KEYS_SAMPLED = 1000
 NEVER_US = 2**62
 PLACE = ("batch", "partition", "number", "byte")
+LONG_BYTES = 512  # longer texts have another hash
+SCHEMA_MARK = pa.schema(
+    [
+        ("batch", pa.int64()),
+        ("partition", pa.string()),
+        ("number", pa.int64()),
+        ("byte", pa.int64()),
+        ("key_high", pa.int64()),
+        ("key_low", pa.int64()),
+    ]
+)
 SCHEMA_NEEDED = pa.schema([("batch", pa.int64()), ("from_us", pa.int64())])
 
 
@@ -43,7 +55,15 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
         WHERE id IS NOT NULL AND (uncounted.row IS NULL OR (reason IS NULL AND first_batch = batch))
         """
     )
-    con.execute("CREATE OR REPLACE TEMP VIEW seen AS SELECT * FROM journal_seen WHERE payload IS DISTINCT FROM 0")
+    con.register("marks", to_table(_marks(con), SCHEMA_MARK))
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP VIEW seen AS
+        SELECT * FROM journal_seen s ANTI JOIN marks m
+            ON {_same("s", "m")} AND s.key_high = m.key_high AND s.key_low = m.key_low
+        WHERE payload IS DISTINCT FROM 0
+        """
+    )
     tally.compared = count(con, "SELECT count(*) FROM remembered WHERE counts")
     _compare_rows(con, tally)
     _find_doubled(con, tally)
@@ -52,8 +72,18 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
     con.execute("DROP VIEW remembered")
     con.execute("DROP VIEW seen")
     con.unregister("needed")
+    con.unregister("marks")
     del tally.samples[SAMPLES_MAX:]
     return tally.done()
+
+
+def _marks(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, int, int, int, int]]:
+    """The rows that say of an id that it was reversed: they stand where the reversal does, under a key of their own."""
+    rows = con.execute(
+        f"SELECT {', '.join(PLACE)}, reverses, source FROM keyed ANTI JOIN uncounted ON keyed.rowid = uncounted.row"
+        " WHERE reverses IS NOT NULL"
+    ).fetchall()
+    return [(*place, *_key(reverses, source, reversal=True)) for *place, reverses, source in rows]
 
 
 def _needed(batches: Sequence[BatchRecord], recount: Recomputed) -> list[tuple[int, int]]:
@@ -134,10 +164,13 @@ def _compare_keys(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
     con.execute("DROP TABLE sampled")
 
 
-def _key(id_: str, source: str | None) -> tuple[int, int]:
-    if source is None:
-        return murmur(id_.encode(), 0)
-    return murmur(f"{len(source)}:{source}{id_}".encode(), 1)
+def _key(id_: str, source: str | None, *, reversal: bool = False) -> tuple[int, int]:
+    text = (id_ if source is None else f"{len(source)}:{source}{id_}").encode()
+    seed = 2 * reversal + (source is not None)
+    if len(text) < LONG_BYTES:
+        return murmur(text, seed)
+    digest = hashlib.blake2b(text, digest_size=16, salt=bytes([seed])).digest()
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
 
 
 def _same(left: str, right: str) -> str:
