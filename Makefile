@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench golden screenshots clean
+.PHONY: help setup demo test check format lock bench chaos golden screenshots clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -29,8 +29,12 @@ format: setup  ## format the code and mend what lint can mend
 
 bench:  ## measure all that opentab bench can, for an hour or so; installs wrk and Redis where they are missing
 	@scripts/setup bench
-	@for verb in ingest closing reads freshness replica; do \
+	@for verb in ingest closing dedupe reads freshness replica; do \
 	  echo "opentab bench $$verb"; $(BIN)/opentab bench $$verb || exit; done
+
+chaos:  ## kill every part of a real cluster in turn, for half an hour or so; the report goes to opentab-chaos/
+	@scripts/setup chaos
+	@$(BIN)/opentab chaos --out opentab-chaos --json opentab-chaos/chaos.json
 
 screenshots: setup  ## take the pictures of the page that the README shows
 	@scripts/setup tests
@@ -45,4 +49,4 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock
 
 clean:  ## remove what the set-up and the demo made
-	@rm -rf .venv .tools opentab-home .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .tools opentab-home opentab-chaos .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -302,6 +302,8 @@ def test_every_answer_is_what_the_document_says(open_api: Any) -> None:
             def check(case: Any) -> None:
                 if isinstance((case.query or {}).get("min_position"), int):
                     case.query["min_position"] %= 8  # a later one is waited for
+                if waits_in_vain(case.query or {}):
+                    case.query["timeout"] = 0
                 answer = case.call()
                 excluded = []
                 if answer.status_code == 503 and "retry-after" in answer.headers:
@@ -317,6 +319,12 @@ def test_every_answer_is_what_the_document_says(open_api: Any) -> None:
             except Unsatisfiable:
                 assert mode is GenerationMode.NEGATIVE, "nothing about it can be wrong"
     assert len(tried) >= 15, sorted(tried)
+
+
+def waits_in_vain(query: dict[str, Any]) -> bool:
+    """Whether a request is allowed to wait for a pipeline that does not run here."""
+    timeout = query.get("timeout", 10)
+    return query.get("wait") == "committed" and isinstance(timeout, int | float) and 0 <= timeout <= 25
 
 
 def holds_float(value: Any) -> bool:

@@ -71,7 +71,7 @@ EMMA = Event(
 
 
 @pytest.mark.parametrize(
-    "line", [plain(), envelope(id=...), plain(extra={"x": [1, {"y": "z"}]}), plain(currency="EUR")]
+    "line", [plain(), envelope(id=..., source=...), plain(extra={"x": [1, {"y": "z"}]}), plain(currency="EUR")]
 )
 def test_both_forms_say_the_same(line: str) -> None:
     assert verdict(line) == EMMA

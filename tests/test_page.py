@@ -6,14 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -21,6 +24,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from ledgers import new_home
 from opentab.config import Home
 from opentab.server.tokens import Role, issue, read_key
+from opentab.sinks.backlog import Backlog, write_backlog
 from processes import free_port, serving, wait_for
 from product import OPENTAB, event, opentab
 from scenes import SETTINGS, Scene
@@ -266,6 +270,48 @@ def test_the_operations_page_shows_the_flow_and_each_batch(
     expect(page.get_by_role("region", name="The last batches").locator("tbody th").first).to_have_text(
         str(scene.position)
     )
+
+
+def test_the_operations_page_shows_what_waits_to_be_delivered(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", f'{SETTINGS}[invoices]\nhttp_url = "http://127.0.0.1:1/bills"\n'))
+    scene.bill(event("noah", "1.00", "2026-02-19T23:35:00Z"))
+    well = Backlog(0, 1, 7, 2, 0, 11, None, None, gone=False, error=None)
+    said = [well]
+    with scene.beating(), _saying(scene.home, said), serving(scene.home, workers=1) as base:
+        page = open_page(f"{base}/operations")
+        row = page.get_by_role("region", name="Invoices over HTTP").locator("tbody tr")
+        expect(row).to_contain_text("delivering")
+        expect(page.get_by_role("alert")).to_be_empty()
+        said[0] = msgspec.structs.replace(well, stuck=2, error="422 <b>no</b>")
+        expect(row).to_contain_text("stuck")
+        expect(row).to_contain_text("422 <b>no</b>")
+        expect(page.get_by_role("alert")).to_contain_text("Invoice sink: the receiver refuses 2 invoices: 422")
+        said[0] = msgspec.structs.replace(well, gone=True, error="no answer within 10 s")
+        expect(page.get_by_role("alert")).to_contain_text("the receiver takes nothing: no answer within 10 s")
+        metrics = httpx.get(f"{base}/metrics").text.splitlines()
+        assert {"opentab_receiver_gone 1.0", "opentab_deliveries_waiting 2.0", "opentab_deliveries_total 11.0"} <= set(
+            metrics
+        )
+        assert httpx.get(f"{base}/v1/overview").json()["sink"]["error"] == "no answer within 10 s"
+
+
+@contextmanager
+def _saying(home: Home, said: list[Backlog]) -> Iterator[None]:
+    """What a deliverer says, played: five times a second."""
+    ends = threading.Event()
+    home.sinks_path.mkdir()
+
+    def say() -> None:
+        while not ends.wait(0.2):
+            write_backlog(home.sinks_path, msgspec.structs.replace(said[0], at_us=time.time_ns() // 1000))
+
+    thread = threading.Thread(target=say)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

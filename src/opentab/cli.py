@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
+    from opentab.sinks.deliver import Outlook
 
 FORMATS = click.Choice(["table", "csv", "json"])
 SOME = click.IntRange(min=1)
@@ -90,7 +91,13 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--home", "home_dir", metavar="DIR", help="the deployment [OPENTAB_HOME, ./opentab-home]")
     @wraps(command)
     def with_home(*args: Any, home_dir: str | None, **options: Any) -> Any:
-        return command(config.load(config.home_path(home_dir)), *args, **options)
+        home = config.load(config.home_path(home_dir))
+        if home.ledger.is_local:
+            return command(home, *args, **options)
+        from opentab.ledger.trouble import reading
+
+        with reading(home.ledger):
+            return command(home, *args, **options)
 
     return with_home
 
@@ -449,6 +456,28 @@ def _shortened(value: Any) -> str:
 
 
 @commands.command()
+@click.argument("event_id", metavar="ID")
+@click.option("--source", metavar="S", help="of the CloudEvents envelope that it came in")
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@at_home
+@at_log
+def receipt(home: Home, event_id: str, source: str | None, format_: str) -> int:
+    """What became of an event: counted, in which batch, period and invoice; or rejected, and why."""
+    from opentab.views.receipt import find_receipt, receipt_rows
+
+    journal = open_journal(home)
+    found = find_receipt(home, journal, event_id, source)
+    if found is None:
+        terminal.complain(f"no event with the id {terminal.printable(event_id)!r} is known within the dedupe window")
+        return DIFFERENT
+    if format_ == "json":
+        terminal.print_json([{**found.as_json(), "position": journal.position if journal else 0}])
+        return OK
+    terminal.print_table(["fact", "value"], receipt_rows(found, home["billing.currency"]))
+    return OK
+
+
+@commands.command()
 @click.option("-n", "--lines", default=10, show_default=True, help="begin with so many earlier lines")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="go on as events arrive")
 @click.option("--raw", is_flag=True, help="the bytes as they came")
@@ -745,6 +774,59 @@ def _tls(home: Home, cert: Path | None, key: Path | None) -> Tls | None:
     return Tls(cert, key)
 
 
+@commands.command()
+@click.option("--once", is_flag=True, help="deliver all that there is and stop")
+@click.option("--patience", default="1m", show_default=True, help="with --once: how long to go on without a success")
+@at_home
+def deliver(home: Home, once: bool, patience: str) -> None:
+    """Put every revision of every invoice to [invoices] http_url, until it has it."""
+    from opentab.sinks.deliver import deliver as send
+
+    line = terminal.LiveLine()
+
+    def watch(outlook: Outlook) -> None:
+        line.show(_describe_backlog(outlook), time.monotonic())
+
+    open_journal(home)
+    try:
+        backlog = send(
+            home, once=once, patience=_duration_option("--patience", patience), say=terminal.complain, watch=watch
+        )
+    finally:
+        line.close()
+    terminal.write(f"{backlog.delivered:,} delivered in all, {backlog.waiting:,} waiting", sys.stderr)
+
+
+def _describe_backlog(outlook: Outlook) -> str:
+    """The deliverer's state in one line."""
+    backlog = outlook.backlog
+    return (
+        f"{backlog.delivered:,} delivered  {backlog.waiting:,} waiting"
+        + (f"  {backlog.stuck:,} refused" if backlog.stuck else "")
+        + (f"  {'GONE' if backlog.gone else 'last error'}: {backlog.error}" if backlog.error else "")
+        + (f"  WAITING: {outlook.trouble.fact}" if outlook.trouble else "")
+    )
+
+
+@commands.command()
+@click.option(
+    "--without", multiple=True, type=click.Choice(["run", "serve", "deliver"]), help="not this; may be repeated"
+)
+@click.option("--hung-after", default="60s", show_default=True, help="without a sign of life, kill and start again")
+@at_home
+def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
+    """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
+    from opentab.supervisor import PARTS, supervise
+
+    home.path.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
+    patience = _duration_option("--hung-after", hung_after)
+    if "serve" in wanted:
+        scheme = "https" if home["server.tls_cert"] else "http"
+        terminal.write(f"the page will be at {scheme}://{home['server.host']}:{home['server.port']}/", sys.stderr)
+    supervise(home, wanted, hung_after=patience, say=lambda text: terminal.write(text, sys.stderr))
+
+
 @commands.group()
 def token() -> None:
     """Access tokens for opentab serve: make a key, issue, revoke."""
@@ -802,6 +884,22 @@ def _key(home: Home) -> bytes:
     if key is None:
         raise InputError("there is no key to sign tokens with", hint="make one with opentab token key")
     return key
+
+
+@commands.command()
+@click.option("--only", multiple=True, metavar="NAME", help="this fault, and others that are named so; else all")
+@click.option("--short", is_flag=True, help="every fault once, quickly")
+@click.option("--minutes", default=0.0, show_default=True, help="go on with faults at random until so long has passed")
+@click.option("--seed", type=click.IntRange(min=0), help="the same seed draws the same; else one is drawn, and printed")
+@click.option("--json", "json_", type=click.Path(path_type=Path), metavar="FILE", help="write what was measured there")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write chaos.md and chaos.png there")
+def chaos(only: tuple[str, ...], seed: int | None, **options: Any) -> int:
+    """Break everything for real, one thing after the other with load on, and show that the bill still adds up."""
+    from opentab.lab.chaos.command import run_chaos
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    seed = int.from_bytes(os.urandom(4)) if seed is None else seed
+    return OK if run_chaos(only, seed=seed, **options) else DIFFERENT
 
 
 @commands.group()
@@ -863,6 +961,23 @@ def bench_reads_command(workers: tuple[int, ...], **options: Any) -> None:
     from opentab.lab.reads_bench import bench_reads
 
     _print_figures(bench_reads, workers=tuple(sorted(set(workers))) or (1, 2), **options)
+
+
+@bench.command("dedupe")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="with an id each")
+@click.option("--remembered", multiple=True, type=int, help="ids known before; again for more [0, 10000000, 50000000]")
+@click.option(
+    "--share", "shares", multiple=True, type=float, help="of events that come twice; again for more [0, 0.01, 0.2]"
+)
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="of each pair of runs")
+@click.option("--peer/--no-peer", default=True, show_default=True, help="measure Spark's own operator, too")
+@figures_to
+def bench_dedupe_command(remembered: tuple[int, ...], shares: tuple[float, ...], **options: Any) -> None:
+    """What counting every event once costs, beside letting all count, and beside Spark's own way."""
+    from opentab.lab.dedupe_bench import bench_dedupe
+
+    known = tuple(sorted(remembered)) or (0, 10_000_000, 50_000_000)
+    _print_figures(bench_dedupe, remembered=known, shares=tuple(sorted(shares)) or (0.0, 0.01, 0.2), **options)
 
 
 @bench.command("freshness")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from opentab import s3
 from opentab.errors import ConfigError
 from opentab.events import UNBOUNDED_US, Rules
 from opentab.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
@@ -167,10 +170,47 @@ def _log_uri(setting: Setting, value: Any) -> str:
     return uri
 
 
+def _url_or_nothing(setting: Setting, value: Any) -> str:
+    want = 'an address such as "https://bills.example.com/invoices", without a query, or nothing'
+    if value == "":
+        return ""
+    try:
+        parts = urlsplit(_text(setting, value))
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or not value.isprintable() or " " in value:
+        raise setting.wrong(value, want)
+    if "@" in parts.netloc:
+        raise setting.wrong(parts.hostname, "without a name and password; they go to invoices.http_header_file")
+    return str(value).rstrip("/")
+
+
+def _some_time(setting: Setting, value: Any) -> timedelta:
+    duration = _duration(setting, value)
+    if not duration:
+        raise setting.wrong(value, "longer than nothing")
+    return duration
+
+
 def _port(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 0 <= value < 65536:
         raise setting.wrong(value, "a port number from 0 to 65535")
     return value
+
+
+def _ledger_uri(setting: Setting, value: Any) -> str:
+    uri = _text(setting, value)
+    if "://" in uri and not uri.startswith("file://"):
+        uri = uri.rstrip("/")
+        s3.check_uri(uri)
+    return uri
+
+
+def _storage(setting: Setting, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{setting.name} must be a section", hint=f"write [{setting.name}] on its own line")
+    return s3.check_options(value)
 
 
 SETTINGS = [
@@ -242,11 +282,29 @@ SETTINGS = [
         "a closing over more rows is computed by Spark's tasks, a smaller one beside the stream by one process",
     ),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),
-    Setting("ledger", "uri", '"ledger"', _text, "a directory, relative to the home"),
+    Setting("ledger", "uri", '"ledger"', _ledger_uri, "a directory, relative to the home, or s3://bucket/prefix"),
+    Setting(
+        "ledger", "storage", "{}", _storage,
+        "how to reach that bucket, beside the AWS variables of the environment; as a section [ledger.storage]",
+    ),
     Setting(
         "invoices", "uri", '"invoices"', _text,
         "a directory for the invoice files, relative to the home",
     ),
+    Setting(
+        "invoices", "http_url", '""', _url_or_nothing,
+        "where opentab deliver puts each revision of each invoice: http:// or https://",
+    ),
+    Setting(
+        "invoices", "http_key_file", '""', _text_or_nothing,
+        "what deliveries are signed with, relative to the home; or OPENTAB_INVOICES_KEY",
+    ),
+    Setting(
+        "invoices", "http_header_file", '""', _text_or_nothing,
+        'headers for each delivery, such as "Authorization: Bearer …", one a line; relative to the home',
+    ),
+    Setting("invoices", "http_timeout", '"10s"', _some_time, "a delivery without an answer by then is tried again"),
+    Setting("invoices", "http_parallel", "8", _count, "deliveries at once"),
     Setting("server", "host", '"127.0.0.1"', _text, "where opentab serve listens"),
     Setting("server", "port", "8080", _port, ""),
     Setting("server", "workers", "1", _count, "HTTP processes"),
@@ -274,7 +332,7 @@ class Home:
     """A deployment: its directory and its settings."""
 
     path: Path
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)  # secrets among them
     spark: Mapping[str, str] = field(default_factory=dict)
     kafka_more: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by the names of TABLES
 
@@ -315,11 +373,17 @@ class Home:
 
     @property
     def ledger(self) -> Place:
-        return Place.of(self._local("ledger.uri"))
+        uri = str(self["ledger.uri"])
+        return Place(uri, self["ledger.storage"]) if uri.startswith(s3.SCHEME) else Place.of(self._local("ledger.uri"))
 
     @property
     def invoices_path(self) -> Path:
         return self._local("invoices.uri")
+
+    @property
+    def sinks_path(self) -> Path:
+        """What the sinks remember."""
+        return self.path / "sinks"
 
     @property
     def replica_path(self) -> Path:
@@ -445,6 +509,14 @@ def template() -> str:
 def home_path(option: str | None) -> Path:
     """The home to use: the option, else OPENTAB_HOME, else ./opentab-home."""
     return Path(option or os.environ.get("OPENTAB_HOME") or "opentab-home")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine is meant."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _default(setting: Setting) -> Any:

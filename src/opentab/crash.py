@@ -16,6 +16,7 @@ MOMENTS = (
     *("compacting", "compacted", "snapshot", "snapshotted"),
     *("closing", "closing_staged", "issued", "exporting", "exported"),
     *("folding", "folded"),
+    *("queueing", "queued", "delivered"),
 )
 
 _times_seen: dict[str, int] = {}

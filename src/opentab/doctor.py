@@ -28,7 +28,11 @@ class Finding:
 
 def examine(home: Home) -> list[Finding]:
     """Look at everything that opentab needs."""
-    return [look(home) for look in (_python, _java, _spark, _memory, _disk, _home, _ledger)]
+    return [
+        finding
+        for look in (_python, _java, _spark, _memory, _disk, _home, _ledger, _sink)
+        if (finding := look(home)) is not None
+    ]
 
 
 def _python(_: Home) -> Finding:
@@ -78,4 +82,19 @@ def _ledger(home: Home) -> Finding:
         journal = Journal.open(home.ledger, home.identity)
     except OpentabError as error:
         return Finding("ledger", False, error.fact, error.hint or "")
-    return Finding("ledger", True, f"position {journal.position if journal else 0}")
+    place = "" if home.ledger.is_local else f" at {home.ledger}"
+    return Finding("ledger", True, f"position {journal.position if journal else 0}{place}")
+
+
+def _sink(home: Home) -> Finding | None:
+    """Whether invoices could be delivered; nobody is called."""
+    from opentab.sinks.http import receiver_of
+
+    if not home["invoices.http_url"]:
+        return None
+    try:
+        receiver = receiver_of(home)
+    except OpentabError as error:
+        return Finding("invoices", False, error.fact, error.hint or "")
+    how = "signed" if receiver.keys else "without a signature"
+    return Finding("invoices", True, f"to {receiver.url}, {how}; opentab deliver puts them there")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import pyarrow as pa
 
@@ -38,8 +40,8 @@ REJECTION = pa.schema(
     ]
 )
 
-# An event with an id: the key that tells it from others (128 bits, two words), and where it stands in the log. Files are
-# sorted by the key. `payload` tells its values from others' (64 bits); 0 says that it was rejected and did not count.
+# An event with an id: the key that tells it from others (128 bits in two words), and where it stands in the log. Files
+# are sorted by the key. `payload` tells its values from others' (64 bits); 0: it was rejected and did not count.
 SEEN = pa.schema(
     [
         pa.field("batch", pa.int64(), nullable=False),
@@ -99,6 +101,24 @@ INVOICE = pa.schema(
 )
 
 KINDS = {"entry": ENTRY, "rejection": REJECTION, "seen": SEEN, "batch": BATCH}
+
+
+class Spot(NamedTuple):
+    """Where an input stands in the log: a segment and the byte at which its line begins, or a message."""
+
+    partition: str
+    number: int  # of the segment; in a Kafka topic the offset
+    byte: int  # 0 in a Kafka topic, and never in a segment, which begins with its header
+
+    @property
+    def place(self) -> str:
+        """The same as a text, as rejections name it."""
+        return f"{self.partition}/{self.number}" + (f"@{self.byte}" if self.byte else "")
+
+    @property
+    def position(self) -> int:
+        """Where the journal stands in the partition once it holds this."""
+        return self.number if self.byte else self.number + 1
 
 
 class PartitionState(msgspec.Struct, frozen=True):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import duckdb
+import pyarrow as pa
 
 from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, shown
 from opentab.audit.facts import Recomputed
 from opentab.audit.murmur import murmur
+from opentab.audit.rows import to_table
 from opentab.events import UNBOUNDED_US
 from opentab.records import BatchRecord
 
 KEYS_SAMPLED = 1000
 PLACE = ("batch", "partition", "number", "byte")
+LONG_BYTES = 512  # longer texts have another hash
+SCHEMA_MARK = pa.schema(
+    [
+        ("batch", pa.int64()),
+        ("partition", pa.string()),
+        ("number", pa.int64()),
+        ("byte", pa.int64()),
+        ("key_high", pa.int64()),
+        ("key_low", pa.int64()),
+    ]
+)
 
 
 def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
@@ -43,7 +57,15 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
         WHERE id IS NOT NULL AND (uncounted.row IS NULL OR (reason IS NULL AND first_batch = batch))
         """
     )
-    con.execute("CREATE OR REPLACE TEMP VIEW seen AS SELECT * FROM journal_seen WHERE payload IS DISTINCT FROM 0")
+    con.register("marks", to_table(_marks(con), SCHEMA_MARK))
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP VIEW seen AS
+        SELECT * FROM journal_seen s ANTI JOIN marks m
+            ON {_same("s", "m")} AND s.key_high = m.key_high AND s.key_low = m.key_low
+        WHERE payload IS DISTINCT FROM 0
+        """
+    )
     tally.compared = count(con, "SELECT count(*) FROM remembered WHERE counts")
     _compare_rows(con, tally)
     _find_doubled(con, tally)
@@ -51,8 +73,18 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
     _compare_keys(con, tally)
     con.execute("DROP VIEW remembered")
     con.execute("DROP VIEW seen")
+    con.unregister("marks")
     del tally.samples[SAMPLES_MAX:]
     return tally.done()
+
+
+def _marks(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, int, int, int, int]]:
+    """The rows that say of an id that it was reversed: they stand where the reversal does, under a key of their own."""
+    rows = con.execute(
+        f"SELECT {', '.join(PLACE)}, reverses, source FROM keyed ANTI JOIN uncounted ON keyed.rowid = uncounted.row"
+        " WHERE reverses IS NOT NULL"
+    ).fetchall()
+    return [(*place, *_key(reverses, source, reversal=True)) for *place, reverses, source in rows]
 
 
 def _compare_forgotten(tally: Tally, batches: Sequence[BatchRecord], recount: Recomputed) -> None:
@@ -125,10 +157,13 @@ def _compare_keys(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
     con.execute("DROP TABLE sampled")
 
 
-def _key(id_: str, source: str | None) -> tuple[int, int]:
-    if source is None:
-        return murmur(id_.encode(), 0)
-    return murmur(f"{len(source)}:{source}{id_}".encode(), 1)
+def _key(id_: str, source: str | None, *, reversal: bool = False) -> tuple[int, int]:
+    text = (id_ if source is None else f"{len(source)}:{source}{id_}").encode()
+    seed = 2 * reversal + (source is not None)
+    if len(text) < LONG_BYTES:
+        return murmur(text, seed)
+    digest = hashlib.blake2b(text, digest_size=16, salt=bytes([seed])).digest()
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
 
 
 def _same(left: str, right: str) -> str:

@@ -7,7 +7,7 @@ with Client("http://127.0.0.1:8080", token=…) as tab:
         print(totals.position, totals.totals)
 """
 
-from opentab.client.answers import Current, Fresh, Ingested, Invoice, InvoiceLine, Live, PeriodTotal, Refused
+from opentab.client.answers import Current, Fresh, Ingested, Invoice, InvoiceLine, Live, PeriodTotal, Receipt, Refused
 from opentab.client.asynchronous import AsyncClient
 from opentab.client.errors import ClientError, NotAllowed, NotThere, Unavailable
 from opentab.client.synchronous import Client
@@ -25,6 +25,7 @@ __all__ = [
     "NotAllowed",
     "NotThere",
     "PeriodTotal",
+    "Receipt",
     "Refused",
     "Unavailable",
 ]

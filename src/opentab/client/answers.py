@@ -87,15 +87,19 @@ class Result(msgspec.Struct, frozen=True):
     accepted: bool
     reason: str | None = None
     detail: str | None = None
+    state: str | None = None
+    batch: int | None = None
 
 
 class Taken(msgspec.Struct, frozen=True):
     accepted: int
     results: list[Result]
+    committed: bool | None = None
+    position: int | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """An event that was not taken, by its place in what was sent."""
+    """An event that does not count, by its place in what was sent."""
 
     index: int
     reason: str
@@ -106,4 +110,44 @@ class Ingested(msgspec.Struct, frozen=True):
     """What became of the events that were sent."""
 
     accepted: int
-    refused: list[Refused]
+    refused: list[Refused]  # not taken into the log
+    committed: bool | None = None  # whether all that were accepted are in the journal; None: nobody waited for it
+    position: int | None = None  # once they are: a min_position that shows them
+    duplicates: list[int] = []  # events that had counted before, by their places
+    rejected: list[Refused] = []  # taken into the log, and not billed
+
+
+class ReceiptInvoice(msgspec.Struct, frozen=True):
+    """The first revision of an invoice that an event is in, and the latest there is."""
+
+    period: str
+    revision: int
+    position: int
+    latest_revision: int
+
+
+class ReceiptRejection(msgspec.Struct, frozen=True):
+    """One time that an event was rejected."""
+
+    batch: int
+    reason: str
+    detail: str | None
+    place: str
+
+
+class Receipt(Fresh, frozen=True, kw_only=True):
+    """What became of an event. What the log no longer tells is None."""
+
+    id: str
+    source: str | None
+    state: str  # counted or rejected
+    batch: int
+    place: str
+    day: str | None
+    customer: str | None
+    type: str | None
+    amount: str | None
+    period: str | None
+    invoice: ReceiptInvoice | None
+    reversed: bool
+    rejections: list[ReceiptRejection]

@@ -16,6 +16,8 @@ RETRIES = 5
 RETRY_SECONDS = 0.2
 RETRY_SECONDS_MAX = 10.0
 OK, TAKEN, NONE_TAKEN = 200, 202, 422
+JSON = {"content-type": "application/json"}
+DOTS = {".": "%2E", "..": "%2E%2E"}  # as they are they would mean another path
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +28,7 @@ def headers_of(token: str | None) -> dict[str, str]:
 
 def path_of(*parts: str) -> str:
     """A path whose parts may hold any text."""
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    return "/v1/" + "/".join(DOTS.get(part) or quote(part, safe="") for part in parts)
 
 
 def read(status: int, body: bytes, kind: type[Answer]) -> Answer:
@@ -50,9 +52,14 @@ def batches(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, bytes]]:
         yield first, msgspec.json.encode(waiting)
 
 
+def waiting(wait: str | None, seconds: float) -> dict[str, str | float]:
+    """The query of a request that waits for its events."""
+    return {} if wait is None else {"wait": wait, "timeout": seconds}
+
+
 def taken(status: int, body: bytes, first: int) -> Ingested:
     """What became of one batch of events."""
-    if status not in (TAKEN, NONE_TAKEN):
+    if status not in (OK, TAKEN, NONE_TAKEN):
         raise error_of(status, body)
     try:
         answer = msgspec.json.decode(body, type=Taken)
@@ -63,13 +70,32 @@ def taken(status: int, body: bytes, first: int) -> Ingested:
         for index, result in enumerate(answer.results)
         if not result.accepted
     ]
-    return Ingested(answer.accepted, refused)
+    return Ingested(
+        accepted=answer.accepted,
+        refused=refused,
+        committed=answer.committed,
+        position=answer.position,
+        duplicates=[first + index for index, result in enumerate(answer.results) if result.state == "duplicate"],
+        rejected=[
+            Refused(first + index, result.reason or "", result.detail)
+            for index, result in enumerate(answer.results)
+            if result.state == "rejected"
+        ],
+    )
 
 
 def together(parts: Iterable[Ingested]) -> Ingested:
     """Several batches as one."""
     known = list(parts)
-    return Ingested(sum(part.accepted for part in known), [refused for part in known for refused in part.refused])
+    waited = [part.committed for part in known if part.committed is not None]
+    return Ingested(
+        accepted=sum(part.accepted for part in known),
+        refused=[refused for part in known for refused in part.refused],
+        committed=all(waited) if waited else None,
+        position=max((part.position for part in known if part.position is not None), default=None),
+        duplicates=[index for part in known for index in part.duplicates],
+        rejected=[rejected for part in known for rejected in part.rejected],
+    )
 
 
 def pause_seconds(attempt: int, retry_after: str | None) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import msgspec
 
-from opentab.client.answers import Current, Ingested, Invoice, Invoices, Live, PeriodTotal
+from opentab.client.answers import Current, Ingested, Invoice, Invoices, Live, PeriodTotal, Receipt
 from opentab.client.errors import error_of
 from opentab.client.requests import (
+    JSON,
     RETRIES,
     Answer,
     Messages,
@@ -24,6 +25,7 @@ from opentab.client.requests import (
     read,
     taken,
     together,
+    waiting,
 )
 
 
@@ -31,6 +33,7 @@ class Client:
     """Reads from and writes to one server."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = 10.0) -> None:
+        self._timeout_seconds = timeout_seconds
         self._http = httpx.Client(base_url=url, headers=headers_of(token), timeout=timeout_seconds)
 
     def __enter__(self) -> Client:
@@ -54,9 +57,26 @@ class Client:
         """All revisions of all of a customer's invoices."""
         return self._get(path_of("customers", customer, "invoices"), Invoices, query).items
 
-    def ingest(self, events: Iterable[Mapping[str, Any]]) -> Ingested:
-        """Send events; returns once all are durable or refused. Tries again while the server cannot take them."""
-        return together(self._send(first, body) for first, body in batches(events))
+    def receipt(self, id_: str, source: str | None = None, **query: float) -> Receipt:
+        """What became of the event with this id, and source where its envelope has one; NotThere if none is known."""
+        asked: dict[str, str | float] = {**query}
+        if source is not None:
+            asked["source"] = source
+        return self._get(path_of("events", id_), Receipt, asked)
+
+    def ingest(
+        self,
+        events: Iterable[Mapping[str, Any]],
+        *,
+        wait: Literal["committed"] | None = None,
+        wait_seconds: float = 10.0,
+    ) -> Ingested:
+        """Send events; returns once all are durable or refused. Tries again while the server cannot take them.
+
+        With `wait` each request waits, up to `wait_seconds`, until its events are in the journal.
+        """
+        query = waiting(wait, wait_seconds)
+        return together(self._send(first, body, query) for first, body in batches(events))
 
     def live(self, *, customer: str | None = None) -> Iterator[Live]:
         """Totals of a customer, or by type, as they change; goes on where it was if the connection breaks."""
@@ -83,13 +103,14 @@ class Client:
                 time.sleep(pause_seconds(failures, None))
                 failures += 1
 
-    def _get(self, path: str, kind: type[Answer], query: Mapping[str, float]) -> Answer:
+    def _get(self, path: str, kind: type[Answer], query: Mapping[str, str | float]) -> Answer:
         answer = self._http.get(path, params=dict(query))
         return read(answer.status_code, answer.content, kind)
 
-    def _send(self, first: int, body: bytes) -> Ingested:
+    def _send(self, first: int, body: bytes, query: dict[str, str | float]) -> Ingested:
+        timeout = float(query.get("timeout", 0)) + self._timeout_seconds
         for attempt in range(RETRIES + 1):
-            answer = self._http.post(path_of("events"), content=body, headers={"content-type": "application/json"})
+            answer = self._http.post(path_of("events"), content=body, params=query, headers=JSON, timeout=timeout)
             if not may_help(answer.status_code) or attempt == RETRIES:
                 break
             time.sleep(pause_seconds(attempt, answer.headers.get("retry-after")))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -139,6 +139,18 @@ class Broker:
         admin = self._admin()
         made = admin.create_topics([NewTopic(name, partitions, 1, config=config)])
         made[name].result(timeout=START_SECONDS_MAX)
+
+    def message_count(self, topic: str) -> int | None:
+        """How many messages were ever written to a topic; None while it does not say."""
+        client = Consumer(self.client_options | {"group.id": "lab"}, logger=_silent())
+        try:
+            found = client.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic].partitions
+            ends = [client.get_watermark_offsets(TopicPartition(topic, number), ANSWER_SECONDS) for number in found]
+        except KafkaException:
+            return None
+        finally:
+            client.close()
+        return sum(end[1] for end in ends if end)
 
     def _write_properties(self) -> None:
         security = self._security

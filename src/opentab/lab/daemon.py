@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from opentab.errors import MachineError
+from opentab.parent import end_with_parent
 
 END_SECONDS_MAX = 20
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
 
 
 class Daemon:
@@ -51,13 +49,12 @@ class Daemon:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, no lock)
+                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509  (system calls alone, no lock)
             )
 
     def wait_until(self, ready: Callable[[], bool], *, seconds_max: float) -> None:
@@ -72,7 +69,7 @@ class Daemon:
     def check(self) -> None:
         """Raise if it has ended."""
         if not self.runs:
-            raise MachineError(f"{self.name} ended: {self._last_words()}", hint=f"see {self.log_path}")
+            raise MachineError(f"{self.name} ended: {self.last_words()}", hint=f"see {self.log_path}")
 
     def wait(self) -> int:
         """Wait until it ends by itself; its exit code."""
@@ -98,12 +95,6 @@ class Daemon:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a word"
-
-
-def die_with_parent() -> None:
-    """To be called in a child: the kernel kills it when the thread that started it ends, however that comes."""
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -99,12 +99,13 @@ def percentile(values: Sequence[float], share: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
 
 
-def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say) -> MeasuredFreshness:
+def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say, settings: str = "") -> MeasuredFreshness:
     """Probe a new home under load.
 
     1. start the pipeline and the server, 2. send and probe, 3. wait until all that was sent is billed
     """
     path.mkdir(parents=True)
+    (path / config.FILE_NAME).write_text(settings, encoding="utf-8")
     home = config.load(path)
     say("starting the pipeline and the server")
     with started(home, "run") as pipeline:

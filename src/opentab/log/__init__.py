@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from opentab.config import Home
 from opentab.log.directory import PARTITION_DEFAULT, Clock, DirectoryLog, Producer, wall_clock
 from opentab.log.segment import Segment, SegmentHeader, read_segment
+from opentab.records import Spot
 
 if TYPE_CHECKING:
     from opentab.log.topic import Topic
@@ -30,6 +32,10 @@ class Appends(Protocol):
 
     def append(self, body: bytes) -> int:
         """Write whole lines and return once they are durable."""
+        ...
+
+    def put(self, lines: Sequence[bytes]) -> list[Spot]:
+        """Write lines and return where each stands, once they are durable. None of them is blank."""
         ...
 
 

@@ -17,16 +17,18 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 from opentab.disk import sync
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.log.segment import Segment, SegmentHeader, encode_header, read_header, read_segment
 from opentab.periods import to_us
+from opentab.records import Spot
 
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 SEGMENT_LINES_MAX = 65_536
@@ -147,6 +149,14 @@ class DirectoryLog:
         except FileNotFoundError:
             return read_segment(self.path_of(partition, number))
 
+    def line(self, partition: str, number: int, byte: int) -> bytes:
+        """The line that begins at a byte of a segment, without its end."""
+        for _ in range(2):  # it may be archived between the look and the read
+            with suppress(FileNotFoundError), self.path_of(partition, number).open("rb") as file:
+                file.seek(byte)
+                return file.readline().removesuffix(b"\n")
+        raise LogError(f"segment {number} of log partition {partition!r} is gone from {self.path}")
+
     def header(self, partition: str, number: int) -> SegmentHeader:
         return read_header(self.path_of(partition, number))
 
@@ -226,6 +236,7 @@ class Producer:
         self._clock = clock
         self._last = 0
         self._last_arrived_us = 0
+        self._body_at = 0  # in the last segment
         try:
             log.create()
         except OSError as error:
@@ -245,19 +256,26 @@ class Producer:
                 raise DiskFull(str(self.log.path)) from error
             raise LogError(f"the log {self.log.path} cannot be written: {error.strerror}") from error
 
+    def put(self, lines: Sequence[bytes]) -> list[Spot]:
+        """Write lines as one segment and return where each stands, once it is durable."""
+        number = self.append(b"".join(line + b"\n" for line in lines))
+        starts = accumulate((len(line) + 1 for line in lines[:-1]), initial=self._body_at)
+        return [Spot(self.partition, number, byte) for byte in starts]
+
     def _append_locked(self, body: bytes, aside: Path) -> int:
         number = self._next_number()
         # Within a partition arrival only goes forward, whatever the machine's clock does.
         arrived_us = max(to_us(self._clock()), self._last_arrived_us + 1000)
+        header = encode_header(self.partition, number, arrived_us, body)
         with aside.open("wb") as file:
-            file.write(encode_header(self.partition, number, arrived_us, body))
+            file.write(header)
             file.write(body)
             file.flush()
             os.utime(file.fileno(), ns=(arrived_us * 1000, arrived_us * 1000))
             os.fsync(file.fileno())
         aside.rename(self.log.incoming_path(self.partition, number))
         sync(self.log.incoming)
-        self._last, self._last_arrived_us = number, arrived_us
+        self._last, self._last_arrived_us, self._body_at = number, arrived_us, len(header)
         return number
 
     def _next_number(self) -> int:

@@ -105,7 +105,9 @@ class Topic:
         """The next offset of each partition."""
         return self._offsets(self.partitions(), LATEST)
 
-    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, list[Message]]:
+    def read(
+        self, ranges: Mapping[int, tuple[int, int]], *, seconds_max: float = READ_SECONDS_MAX
+    ) -> dict[int, list[Message]]:
         """The messages of some partitions from an offset up to another, that one excluded.
 
         Offsets that hold no message, a transaction's marks for example, are passed over.
@@ -115,7 +117,7 @@ class Topic:
         consumer = self._consumer
         try:
             consumer.assign([TopicPartition(self.name, number, ranges[number][0]) for number in left])
-            deadline = time.monotonic() + READ_SECONDS_MAX
+            deadline = time.monotonic() + seconds_max
             while left:
                 for message in consumer.consume(CONSUME_MESSAGES, timeout=0.1):
                     error = message.error()
@@ -128,11 +130,18 @@ class Topic:
                     if offset >= end - (error is None):
                         left.discard(number)
                 if time.monotonic() > deadline:
-                    raise self._unreachable(f"no answer for {READ_SECONDS_MAX:.0f} s")
+                    raise self._unreachable(f"no answer for {seconds_max:.0f} s")
             consumer.unassign()
         except KafkaException as error:
             raise self._trouble(error) from error
         return found
+
+    def line(self, partition: int, offset: int, *, seconds_max: float = READ_SECONDS_MAX) -> bytes:
+        """The message at an offset."""
+        found = self.read({partition: (offset, offset + 1)}, seconds_max=seconds_max)[partition]
+        if not found:
+            raise LogError(f"message {offset} of partition {partition} is gone from {self}")
+        return found[0].value
 
     def arrived_us(self, partition: int, offset: int) -> int | None:
         """When the message at an offset, or the next one there is, arrived; None if there is none yet."""

@@ -6,7 +6,8 @@ to one partition and keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,9 +16,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from opentab.errors import InputError, LogUnreachable
 from opentab.kafka import KafkaSettings
 from opentab.log.topic import Topic, kafka_logger
+from opentab.records import Spot
 
 DELIVERY_SECONDS = 30
 WAITING_MESSAGES_MAX = 500_000
+
+Delivered = Callable[[KafkaError | None, Message], None]
 
 
 class _Keyed(msgspec.Struct, gc=False):
@@ -48,12 +52,15 @@ class Sender:
         self._failed: KafkaError | None = None
         self._producer = self._connect()
 
-    def send(self, messages: Iterable[tuple[bytes | None, bytes]]) -> int:
-        """Send keys and values; returns how many once Kafka has them."""
+    def send(self, messages: Iterable[tuple[bytes | None, bytes]], *, spots: dict[int, Spot] | None = None) -> int:
+        """Send keys and values; returns how many once Kafka has them.
+
+        With `spots` it notes there where each stands, by its place among them.
+        """
         self._failed = None
         count = 0
         for key, value in messages:
-            self._produce(key, value)
+            self._produce(key, value, self._delivered if spots is None else partial(self._noted, spots, count))
             count += 1
         left = self._producer.flush(DELIVERY_SECONDS)
         if left or self._failed is not None:
@@ -68,11 +75,11 @@ class Sender:
             )
         return count
 
-    def _produce(self, key: bytes | None, value: bytes) -> None:
+    def _produce(self, key: bytes | None, value: bytes, delivered: Delivered) -> None:
         while True:
             try:
                 self._producer.produce(
-                    self._topic.name, value=value, key=key, partition=self._partition, on_delivery=self._delivered
+                    self._topic.name, value=value, key=key, partition=self._partition, on_delivery=delivered
                 )
                 return
             except BufferError:
@@ -84,6 +91,11 @@ class Sender:
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
             self._failed = error
+
+    def _noted(self, spots: dict[int, Spot], index: int, error: KafkaError | None, message: Message) -> None:
+        self._delivered(error, message)
+        if error is None:
+            spots[index] = Spot(str(message.partition()), message.offset() or 0, 0)
 
     def _connect(self) -> Producer:
         options: dict[str, Any] = {
@@ -121,3 +133,9 @@ class TopicProducer:
         """Send whole lines, one message each, and return how many once Kafka has them."""
         lines = (line for line in body.split(b"\n") if line.strip())
         return self._sender.send((key_of(line), line) for line in lines)
+
+    def put(self, lines: Sequence[bytes]) -> list[Spot]:
+        """Send lines, one message each, and return where each stands, once Kafka has them."""
+        spots: dict[int, Spot] = {}
+        self._sender.send(((key_of(line), line) for line in lines), spots=spots)
+        return [spots[index] for index in range(len(lines))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +27,10 @@ class Chunk(Protocol):
     @property
     def arrived_us(self) -> Int64s: ...
     @property
+    def numbers(self) -> Int64s: ...
+    @property
+    def bytes_at(self) -> Int64s: ...
+    @property
     def bytes(self) -> int: ...
     def place(self, index: int) -> str: ...
 
@@ -43,13 +46,20 @@ class SegmentChunk:
         self.bytes = segment.header.bytes
         self._body_at = segment.body_at
 
-    def place(self, index: int) -> str:
-        """The segment's number and the byte at which the line begins."""
-        return f"{self.partition}/{self.first}@{self._starts[index]}"
+    @property
+    def numbers(self) -> Int64s:
+        """The segment's number, for each line."""
+        return np.full(len(self.lines), self.first, np.int64)
 
     @cached_property
-    def _starts(self) -> list[int]:
-        return list(accumulate((len(line) + 1 for line in self.lines), initial=self._body_at))
+    def bytes_at(self) -> Int64s:
+        """Where each line begins."""
+        sizes = np.fromiter(map(len, self.lines), np.int64, len(self.lines)) + 1
+        return self._body_at + np.cumsum(sizes) - sizes
+
+    def place(self, index: int) -> str:
+        """The segment's number and the byte at which the line begins."""
+        return f"{self.partition}/{self.first}@{self.bytes_at[index]}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,15 @@ class MessageChunk:
     @property
     def last(self) -> int:
         return int(self.offsets[-1]) + 1
+
+    @property
+    def numbers(self) -> Int64s:
+        """The offset of each message."""
+        return np.asarray(self.offsets, np.int64)
+
+    @property
+    def bytes_at(self) -> Int64s:
+        return np.zeros(len(self.lines), np.int64)
 
     @property
     def bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Rules
+from opentab.keys import key_of, keys_of, payloads_of, with_key
 from opentab.money import AMOUNT_DIGITS_MAX
 from opentab.periods import (
     DAY_MAX,
@@ -50,12 +51,14 @@ class _Plain(msgspec.Struct, gc=False):
     amount: msgspec.Raw
     id: str | None = None
     currency: str | None = None
+    reverses: None = None  # one that reverses is looked at more closely
 
 
 class _Data(msgspec.Struct, gc=False):
     type: str
     amount: msgspec.Raw
     currency: str | None = None
+    reverses: None = None
 
 
 class _Envelope(msgspec.Struct, gc=False):
@@ -64,11 +67,24 @@ class _Envelope(msgspec.Struct, gc=False):
     subject: str
     data: _Data
     id: str | None = None
+    source: str | None = None
 
 
 _decode_plain = msgspec.json.Decoder(_Plain).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_any = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells events from their repeats, as columns beside theirs."""
+
+    line: Int64s  # the index of the line that each stands in
+    has_key: Bools
+    key_high: Int64s
+    key_low: Int64s
+    payload: Int64s
+    reversals: dict[int, Event]  # by the index of the event
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,21 @@ class Decoded:
     type: pa.Array  # string
     amount_micros: Int64s
     refusals: list[tuple[int, Refusal]]  # index of the line, why
+    identity: Identity | None = None  # None where every event counts
+
+    def keep(self, kept: Bools) -> Decoded:
+        """Only some of the events."""
+        if kept.all():
+            return self
+        mask = pa.array(kept)
+        return Decoded(
+            self.at_us[kept],
+            self.day[kept],
+            self.customer.filter(mask),
+            self.type.filter(mask),
+            self.amount_micros[kept],
+            self.refusals,
+        )
 
 
 def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar: Calendar) -> Decoded:
@@ -95,7 +126,10 @@ def decode(lines: Sequence[bytes], *, arrived_us: Int64s, rules: Rules, calendar
     if not sure.all():
         doubtful = sorted(doubtful + parsed.at[~sure].tolist())
     events, refusals = _judge_each(lines, doubtful, arrived_us, rules, calendar)
-    return _joined(columns, sure, events, refusals)
+    decoded = _joined(columns, sure, [event for _, event in events], refusals)
+    if not rules.dedupe_us:
+        return decoded
+    return replace(decoded, identity=_identity(parsed, sure, events, decoded))
 
 
 class _Fields(NamedTuple):
@@ -115,7 +149,7 @@ class _Parsed:
 
     fields: _Fields
     at: Int64s
-    enveloped: set[int]  # which rows came in a CloudEvents envelope
+    enveloped: dict[int, str | None]  # rows that came in a CloudEvents envelope, and its source
     doubtful: list[int]
 
 
@@ -134,15 +168,15 @@ def _judge_each(
     arrived_us: Int64s,
     rules: Rules,
     calendar: Calendar,
-) -> tuple[list[Event], list[tuple[int, Refusal]]]:
-    events: list[Event] = []
+) -> tuple[list[tuple[int, Event]], list[tuple[int, Refusal]]]:
+    events: list[tuple[int, Event]] = []
     refusals: list[tuple[int, Refusal]] = []
     for index in indexes:
         if is_blank(lines[index]):
             continue
         verdict = judge(lines[index], arrived_us=int(arrived_us[index]), rules=rules, calendar=calendar)
         if isinstance(verdict, Event):
-            events.append(verdict)
+            events.append((index, verdict))
         else:
             refusals.append((index, verdict))
     return events, refusals
@@ -150,34 +184,32 @@ def _judge_each(
 
 def _parse(lines: Sequence[bytes]) -> _Parsed:
     rows: list[_Plain] = []
-    enveloped: set[int] = set()
+    enveloped: dict[int, str | None] = {}
     doubtful: list[int] = []
     add = rows.append
     for index, line in enumerate(lines):
         try:
             add(_decode_plain(line))
         except _UNREADABLE:
-            row = _unwrapped(line) if b'"specversion"' in line else None
-            if row is None:
+            envelope = _unwrapped(line) if b'"specversion"' in line else None
+            if envelope is None:
                 doubtful.append(index)
             else:
-                enveloped.add(len(rows))
-                add(row)
+                enveloped[len(rows)] = envelope.source
+                data = envelope.data
+                add(_Plain(envelope.time, envelope.subject, data.type, data.amount, envelope.id, data.currency))
     at = np.arange(len(lines))
     fields = _Fields(*(list(map(get, rows)) for get in _FIELDS))
     return _Parsed(fields, np.delete(at, doubtful) if doubtful else at, enveloped, doubtful)
 
 
-def _unwrapped(line: bytes) -> _Plain | None:
-    """The plain form of a CloudEvents envelope, where it is certainly one."""
+def _unwrapped(line: bytes) -> _Envelope | None:
+    """A CloudEvents envelope, where it is certainly one."""
     try:
         envelope = _decode_envelope(line)
     except _UNREADABLE:
         return None
-    if envelope.specversion != "1.0":
-        return None
-    data = envelope.data
-    return _Plain(envelope.time, envelope.subject, data.type, data.amount, envelope.id, data.currency)
+    return envelope if envelope.specversion == "1.0" else None
 
 
 def _keys_are_unique(lines: Sequence[bytes], parsed: _Parsed, amount_is_text: Bools) -> Bools:
@@ -389,6 +421,33 @@ def _joined(columns: _Columns, sure: Bools, slow: list[Event], refusals: list[tu
         customer = pa.concat_arrays([customer, _strings([event.customer for event in slow])])
         kind = pa.concat_arrays([kind, _strings([event.type for event in slow])])
     return Decoded(at_us, day, customer, kind, micros, refusals)
+
+
+def _identity(parsed: _Parsed, sure: Bools, slow: list[tuple[int, Event]], decoded: Decoded) -> Identity:
+    """The keys and payloads of the events, in the order of the columns: sure rows first, then those judged."""
+    ids, sources = parsed.fields.ids, parsed.enveloped
+    kept = np.flatnonzero(sure)
+    texts = ids if len(kept) == len(ids) else [ids[row] for row in kept.tolist()]
+    texts = texts + [event.id for _, event in slow]
+    sourced = {at: sources[row] for at, row in enumerate(kept.tolist()) if row in sources} if sources else {}
+    sourced |= {len(kept) + at: event.source for at, (_, event) in enumerate(slow)}
+    high, low = keys_of([text or "" for text in texts] if None in texts else texts)
+    for at, source in sourced.items():
+        text = texts[at]
+        if source is not None and text:
+            high[at], low[at] = key_of(text, source)
+    payload = payloads_of(decoded.at_us, decoded.amount_micros, decoded.customer, decoded.type)
+    reversals = {len(kept) + at: event for at, (_, event) in enumerate(slow) if event.reverses is not None}
+    for at, event in reversals.items():
+        payload[at] = with_key(int(payload[at]), key_of(event.reverses or "", event.source))
+    return Identity(
+        line=np.concatenate([parsed.at[sure], np.fromiter((line for line, _ in slow), np.int64)]),
+        has_key=np.fromiter(map(bool, texts), np.bool_, len(texts)),
+        key_high=high,
+        key_low=low,
+        payload=payload,
+        reversals=reversals,
+    )
 
 
 def _matrix(data: Bytes, start: Int64s, size: Int64s, width: int) -> Bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NoReturn
 
@@ -45,8 +45,10 @@ class Event:
     day: int
     customer: str
     type: str
-    amount_micros: int
-    id: str | None = None
+    amount_micros: int  # of a reversal with its sign turned
+    id: str | None = None  # never empty
+    source: str | None = None  # of a CloudEvents envelope: the id is one of this source's
+    reverses: str | None = None  # the id, of the same source, of the event that this one takes back
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Refusal:
 
     reason: Reason
     detail: str
+    id: str | None = None  # of the event, as far as it can be told
+    source: str | None = None
 
 
 class _Refused(Exception):
@@ -76,8 +80,10 @@ def is_blank(line: bytes) -> bool:
 
 def judge(line: bytes, *, arrived_us: int, rules: Rules, calendar: Calendar) -> Event | Refusal:
     """Decide what one line is. Never raises on any bytes."""
+    value: Any = None
     try:
-        fields = _fields(_parse(line))
+        value = _parse(line)
+        fields = _fields(value)
         at_us, day = _instant(fields["time"], arrived_us, rules, calendar)
         amount_micros = _micros(fields["amount"])
         if fields["currency"] not in (None, rules.currency):
@@ -85,9 +91,23 @@ def judge(line: bytes, *, arrived_us: int, rules: Rules, calendar: Calendar) -> 
         if fields["type"] not in rules.types:
             raise _Refused(Reason.UNKNOWN_TYPE, f"{fields['type']!r} is no type of this home")
         _check_customer(fields["customer"])
-        return Event(at_us, day, fields["customer"], fields["type"], amount_micros, fields["id"])
+        if fields["reverses"] is not None:
+            amount_micros = -amount_micros
+        names = (fields["id"] or None, fields["source"], fields["reverses"])
+        return Event(at_us, day, fields["customer"], fields["type"], amount_micros, *names)
     except _Refused as refused:
-        return refused.refusal
+        id_, source = _identity(value)
+        return replace(refused.refusal, id=id_, source=source)
+
+
+def _identity(value: Any) -> tuple[str | None, str | None]:
+    """The id of an input that cannot be billed, and its source, if they are texts."""
+    if not isinstance(value, dict):
+        return None, None
+    id_, source = value.get("id"), value.get("source") if "specversion" in value else None
+    if type(id_) is not str or not id_ or not (source is None or type(source) is str):
+        return None, None
+    return id_, source
 
 
 def _parse(line: bytes) -> Any:
@@ -150,20 +170,25 @@ def _fields(value: Any) -> dict[str, Any]:
         raise _Refused(Reason.WRONG_TYPE, "an event is a JSON object")
     if "specversion" in value:
         return _cloudevent(value)
-    _require(value, "time", "customer", "type", "amount")
-    return _typed(value["time"], value["customer"], value, value.get("id"), customer_name="customer")
+    _require(value, "time", "customer", "type", "amount", *_of_reversal(value))
+    return _typed(value["time"], value["customer"], value, value.get("id"), None, customer_name="customer")
 
 
 def _cloudevent(value: dict[str, Any]) -> dict[str, Any]:
     _require(value, "time", "subject", "data")
     data = value["data"]
     if isinstance(data, dict):
-        _require(data, "type", "amount", prefix="data.")
+        _require(data, "type", "amount", *_of_reversal(data), prefix="data.")
     if value["specversion"] != "1.0" or isinstance(value["specversion"], _Number):
         raise _Refused(Reason.WRONG_TYPE, 'specversion must be "1.0"')
     if not isinstance(data, dict):
         raise _Refused(Reason.WRONG_TYPE, "data must be an object")
-    return _typed(value["time"], value["subject"], data, value.get("id"), customer_name="subject")
+    return _typed(value["time"], value["subject"], data, value.get("id"), value.get("source"), customer_name="subject")
+
+
+def _of_reversal(data: dict[str, Any]) -> tuple[str, ...]:
+    """What must stand beside `reverses`."""
+    return ("reason", "actor") if data.get("reverses") is not None else ()
 
 
 def _require(value: dict[str, Any], *names: str, prefix: str = "") -> None:
@@ -172,7 +197,9 @@ def _require(value: dict[str, Any], *names: str, prefix: str = "") -> None:
             raise _Refused(Reason.MISSING_FIELD, f"{prefix}{name} is missing")
 
 
-def _typed(time: Any, customer: Any, data: dict[str, Any], id_: Any, *, customer_name: str) -> dict[str, Any]:
+def _typed(
+    time: Any, customer: Any, data: dict[str, Any], id_: Any, source: Any, *, customer_name: str
+) -> dict[str, Any]:
     if not isinstance(time, str) or (isinstance(time, _Number) and not time.lstrip("-").isdigit()):
         raise _Refused(Reason.WRONG_TYPE, "time must be a text or whole milliseconds")
     _check_text(customer, customer_name)
@@ -182,8 +209,15 @@ def _typed(time: Any, customer: Any, data: dict[str, Any], id_: Any, *, customer
     currency = data.get("currency")
     if currency is not None:
         _check_text(currency, "currency")
-    if id_ is not None:
-        _check_text(id_, "id")
+    for text, name in ((id_, "id"), (source, "source")):
+        if text is not None:
+            _check_text(text, name)
+    reverses = data.get("reverses")
+    if reverses is not None:
+        for name in ("reverses", "reason", "actor"):
+            _check_text(data[name], name)
+            if not data[name]:
+                raise _Refused(Reason.WRONG_TYPE, f"{name} must not be empty")
     return {
         "time": time,
         "customer": customer,
@@ -191,6 +225,8 @@ def _typed(time: Any, customer: Any, data: dict[str, Any], id_: Any, *, customer
         "amount": data["amount"],
         "currency": currency,
         "id": id_,
+        "source": source,
+        "reverses": reverses,
     }
 
 

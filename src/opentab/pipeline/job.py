@@ -15,14 +15,20 @@ from opentab import crash
 from opentab.config import Home
 from opentab.errors import DiskFull, LedgerBug, OpentabError, TasksFailed, means_disk_full
 from opentab.ledger.journal import Journal, fenced
+from opentab.ledger.trouble import unwritable
 from opentab.periods import first_day, to_us
+from opentab.pipeline.across import Repeats, repeats_across
+from opentab.pipeline.exact import Event
 from opentab.pipeline.source import Portion, Source
 from opentab.pipeline.task import Order, Report
-from opentab.pipeline.watermark import final_after, newest_after, partitions_after, watermark_after
+from opentab.pipeline.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, PartitionState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
 
 
 class Job:
@@ -49,6 +55,7 @@ class Job:
         self.rules = home.rules
         self.last: BatchRecord | None = journal.last()
         self._commit_seconds = 0.0  # of the last batch
+        self._runs_seen = float("-inf")
 
     @property
     def positions(self) -> dict[str, int]:
@@ -71,12 +78,13 @@ class Job:
         started_us = to_us(datetime.now(UTC))
         clock = time.perf_counter()
         crash.moment("taken")
-        reports = self._run_tasks(portion)
-        portion.check(reports)
+        order = self._order()
+        reports, repeats = self._count_once(portion, order)
         staged = time.perf_counter()
         crash.moment("staged")
-        record = self._record(portion, reports, started_us)
-        files = [file for report in reports for file in report.files]
+        record = self._record(portion, reports, repeats, started_us)
+        files = [file for report in reports for file in report.files if file.path not in repeats.dropped]
+        files += repeats.files
         steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds)
         record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files))
         if not self.is_ours():
@@ -127,6 +135,7 @@ class Job:
             rules=self.rules,
             clock_us=clock_us,
             revise=revise,
+            forgotten_us=forgotten_after(last, partitions, self.rules),
         )
         if not self.is_ours():
             raise fenced(record.batch)
@@ -134,16 +143,35 @@ class Job:
         self.last = record
         return record
 
-    def _run_tasks(self, portion: Portion) -> list[Report]:
-        order = Order(
+    def _count_once(self, portion: Portion, order: Order) -> tuple[list[Report], Repeats]:
+        """Let the tasks bill the portion, and see to what two of them took of the same ids."""
+        reports = self._run_tasks(portion, order, self.spark)
+        portion.check(reports)
+        repeats = repeats_across(portion, reports, order)
+        if repeats is None:
+            # Rare, and only where ids conflict: one task sees all of it.
+            reports = self._run_tasks(portion, order, None)
+            portion.check(reports)
+            repeats = Repeats()
+        return reports, repeats
+
+    def _order(self) -> Order:
+        if self.rules.dedupe_us and time.monotonic() - self._runs_seen > RUNS_SECONDS:
+            self.journal.refresh()  # runs that were merged long ago are gone
+        self._runs_seen = time.monotonic()
+        return Order(
             batch=(self.last.batch if self.last else 0) + 1,
             run=self.run,
             journal=self.journal.root,
             rules=self.rules,
             late_before_day=self._late_before_day(),
+            runs=self.journal.runs() if self.rules.dedupe_us else [],
+            forgotten_us=self.last.forgotten_us if self.last else None,
         )
+
+    def _run_tasks(self, portion: Portion, order: Order, spark: SparkSession | None) -> list[Report]:
         try:
-            return portion.bill(self.spark, order)
+            return portion.bill(spark, order)
         except OpentabError:
             raise
         except Exception as error:
@@ -158,6 +186,10 @@ class Job:
             return None
         return first_day(self.home.calendar.period_of(self.last.watermark_us))
 
+    def _late_of(self, events: Sequence[Event]) -> int:
+        first = self._late_before_day()
+        return 0 if first is None else sum(event.day < first for event in events)
+
     def _task_trouble(self, error: Exception) -> Exception:
         """What a failed task means for a user, where we know."""
         if means_disk_full(error):
@@ -166,16 +198,18 @@ class Job:
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
+        if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
+            return unwritable(self.journal.root, error)
         if not isinstance(error, PySparkException):
             return error
         ours = isinstance(error, PythonException)
         return (OpentabError if ours else TasksFailed)(
-            f"a Spark task failed: {_last_line(str(error))}",
+            f"a Spark task failed: {self.journal.root.without_secrets(_last_line(str(error)))}",
             hint=f"see {self.home.logs_path / 'spark.log'}",
             retry_helps=not ours,
         )
 
-    def _record(self, portion: Portion, reports: Sequence[Report], started_us: int) -> BatchRecord:
+    def _record(self, portion: Portion, reports: Sequence[Report], repeats: Repeats, started_us: int) -> BatchRecord:
         check_sums(reports)
         before = self.last.partitions if self.last else {}
         taken = states_of(portion, reports, before)
@@ -194,13 +228,16 @@ class Job:
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(partitions),
-            event_count=sum(report.event_count for report in reports),
-            sum_micros=str(sum(int(report.sum_micros) for report in reports)),
-            entry_rows=sum(report.entry_rows for report in reports),
+            event_count=sum(report.event_count for report in reports) - len(repeats.events),
+            sum_micros=str(sum(int(report.sum_micros) for report in reports) - repeats.amount_micros),
+            entry_rows=sum(report.entry_rows for report in reports) + len(repeats.events),
             rejections=dict(sorted(rejections.items())),
             input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
             rules=self.rules,
-            late_events=sum(report.late_events for report in reports),
+            late_events=sum(report.late_events for report in reports) - self._late_of(repeats.events),
+            duplicates=sum(report.duplicates for report in reports) + len(repeats.events),
+            without_id=sum(report.without_id for report in reports),
+            forgotten_us=forgotten_after(self.last, partitions, self.rules),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
         )
 

@@ -168,6 +168,9 @@ class MessagePortion:
             if any(one[0] <= before for one, before in zip(taken, follows, strict=False)) or follows[-1] > last:
                 raise LedgerBug(f"partition {name}: {taken} were taken instead of {first} to {last}")
 
+    def line(self, partition: str, number: int, byte: int) -> bytes:
+        return self._topic.line(int(partition), number)
+
     def _chunks(self) -> Iterator[MessageChunk]:
         for number, messages in self._topic.read(self._offsets).items():
             if messages:

@@ -107,6 +107,9 @@ class SegmentPortion:
                     self._log.path_of(name, number)  # says so if one of them is gone
                 raise OutOfTurn(f"{name}: {ranges} do not follow {first - 1}")
 
+    def line(self, partition: str, number: int, byte: int) -> bytes:
+        return self._log.line(partition, number, byte)
+
     def _bill_far(self, spark: SparkSession, shares: list[list[str]], order: Order) -> list[Report]:
         """Send the segments themselves: the executors have other disks."""
         datas = [[self._log.path_of(*place_of(name)).read_bytes() for name in share] for share in shares]

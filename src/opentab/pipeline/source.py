@@ -37,6 +37,10 @@ class Portion(Protocol):
         """Raise unless the reports together hold all of the portion, once."""
         ...
 
+    def line(self, partition: str, number: int, byte: int) -> bytes:
+        """One line of it, by its place."""
+        ...
+
 
 class Source(Protocol):
     """A log, read on from the journal's positions."""

@@ -18,16 +18,20 @@ import pyarrow.parquet as pq
 
 from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_back, stage
-from opentab.periods import Calendar
+from opentab.ledger.seen import Run, Runs, sorted_run, stage_run
+from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
+from opentab.pipeline.asked import Asked, asking_of, seen_rows, verdicts_of
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
+from opentab.pipeline.exact import Refusal
+from opentab.pipeline.once import Known, settle
 from opentab.pipeline.tally import tally, total_micros
 from opentab.place import Place
 from opentab.records import REJECTION
 
 REPORT_COLUMN = "report"
 REPORT_SCHEMA = f"{REPORT_COLUMN} binary"
-STEPS = ("reading", "decoding", "tallying", "staging")
+STEPS = ("reading", "decoding", "deduping", "tallying", "staging")
 REJECTION_BYTES_MAX = 32 * 1024 * 1024
 DECODE_LINES = 65_536  # lines of one partition that are decoded at once
 
@@ -40,6 +44,8 @@ class Order(msgspec.Struct, frozen=True):
     journal: Place
     rules: Rules
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
+    runs: list[Run] = []  # what was seen before
+    forgotten_us: int | None = None
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -65,6 +71,9 @@ class Report(msgspec.Struct, frozen=True):
     rejections: dict[str, int]
     seconds: dict[str, float]
     late_events: int = 0
+    duplicates: int = 0
+    without_id: int = 0
+    refused_reversals: list[tuple[int, int]] = []  # the keys of their own
 
 
 def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -106,13 +115,14 @@ class _Work:
         self.order = order
         self.calendar = Calendar(order.rules.zone)
         self.journal = order.journal
-        self.decoded: list[Decoded] = []
+        self.decoded: list[tuple[Decoded, list[Chunk]]] = []
+        self.duplicates = self.without_id = 0
+        self.refused_reversals: list[tuple[int, int]] = []
         self.taken: dict[str, Taken] = {}
         self.waiting: dict[str, list[Chunk]] = {}
         self.rejections: Counter[str] = Counter()
         self.rejection_rows: list[tuple[str, str, bytes, str, int]] = []
         self.rejection_bytes = 0
-        self.sum_micros = 0
         self.files: list[StagedFile] = []
         self.seconds: dict[str, float] = dict.fromkeys(STEPS, 0.0)
 
@@ -139,18 +149,13 @@ class _Work:
         arrived_us = np.concatenate([chunk.arrived_us for chunk in chunks])
         lines = [line for chunk in chunks for line in chunk.lines] if len(chunks) > 1 else chunks[0].lines
         decoded = decode(lines, arrived_us=arrived_us, rules=self.order.rules, calendar=self.calendar)
-        self.decoded.append(decoded)
-        self.sum_micros += total_micros(decoded)
-        before = self.taken[partition]
-        latest = [us for us in (before.latest_us, _latest(decoded)) if us is not None]
-        self.taken[partition] = msgspec.structs.replace(before, latest_us=max(latest, default=None))
-        if decoded.refusals:
-            self._reject(chunks, decoded)
+        self.decoded.append((decoded, chunks))
+        self._reject(chunks, decoded.refusals)
         self.seconds["decoding"] += time.perf_counter() - started
 
-    def _reject(self, chunks: list[Chunk], decoded: Decoded) -> None:
+    def _reject(self, chunks: list[Chunk], refusals: Iterable[tuple[int, Refusal]]) -> None:
         first_line = np.cumsum([0, *(len(chunk.lines) for chunk in chunks)])
-        for index, refusal in decoded.refusals:
+        for index, refusal in refusals:
             which = int(np.searchsorted(first_line, index, side="right")) - 1
             chunk, at = chunks[which], index - int(first_line[which])
             raw = chunk.lines[at]
@@ -178,7 +183,13 @@ class _Work:
         for partition in list(self.waiting):
             self._decode(partition)
         started = time.perf_counter()
-        entries = tally(self.decoded, batch=self.order.batch)
+        counted = self._count_once() if self.order.rules.dedupe_us else [decoded for decoded, _ in self.decoded]
+        self.seconds["deduping"] += time.perf_counter() - started
+        if not self.order.rules.dedupe_us:
+            for decoded, chunks in self.decoded:
+                self._reaches(chunks[0].partition, decoded.at_us)
+        started = time.perf_counter()
+        entries = tally(counted, batch=self.order.batch)
         self.seconds["tallying"] += time.perf_counter() - started
         started = time.perf_counter()
         read_count = read_sum = 0
@@ -193,19 +204,64 @@ class _Work:
         return Report(
             files=self.files,
             taken=self.taken,
-            event_count=sum(len(part.at_us) for part in self.decoded),
-            sum_micros=str(self.sum_micros),
+            event_count=sum(len(part.at_us) for part in counted),
+            sum_micros=str(sum(map(total_micros, counted))),
             entry_rows=entries.num_rows,
             entry_event_count=read_count,
             entry_sum_micros=str(read_sum),
             rejections=dict(self.rejections),
             seconds=self.seconds,
-            late_events=self._late_events(),
+            late_events=self._late_events(counted),
+            duplicates=self.duplicates,
+            without_id=self.without_id,
+            refused_reversals=self.refused_reversals,
         )
 
-    def _late_events(self) -> int:
+    def _count_once(self) -> list[Decoded]:
+        """The events that count. Repeats are counted as such, conflicts rejected, and what was seen is staged."""
+        asked = [Asked(decoded, chunks) for decoded, chunks in self.decoded]
+        known = [Known(*columns) for columns in runs_of(self.order.journal).load(self.order.runs)]
+        settled = settle(
+            asking_of(asked),
+            known,
+            batch=self.order.batch,
+            window_us=self.order.rules.dedupe_us,
+            forgotten_us=self.order.forgotten_us,
+        )
+        verdicts = verdicts_of(asked, settled)
+        counted = []
+        for one, mine in zip(asked, verdicts, strict=True):
+            self._reject(one.chunks, mine.refusals)
+            self._reaches(one.chunks[0].partition, one.decoded.at_us[~mine.refused])
+            self.duplicates += mine.duplicates
+            self.without_id += int((mine.counts & ~one.identity.has_key).sum())
+            self.refused_reversals += one.refused_reversals(mine)
+            counted.append(one.decoded.keep(mine.counts))
+        seen = seen_rows(asked, verdicts, batch=self.order.batch)
+        batches = (self.order.batch, self.order.batch)
+        run = stage_run(self.journal, iter([sorted_run(seen)]), run=self.order.run, batches=batches)
+        if run is not None:
+            self.files.append(run)
+        return counted
+
+    def _reaches(self, partition: str, at_us: Int64s) -> None:
+        """Let a partition's events count for its watermark."""
+        if len(at_us):
+            before = self.taken[partition]
+            latest_us = max(int(at_us.max()), before.latest_us if before.latest_us is not None else INSTANT_MIN_US)
+            self.taken[partition] = msgspec.structs.replace(before, latest_us=latest_us)
+
+    def _late_events(self, counted: list[Decoded]) -> int:
         first_day = self.order.late_before_day
-        return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in self.decoded)
+        return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in counted)
+
+
+_RUNS: dict[str, Runs] = {}
+
+
+def runs_of(root: Place) -> Runs:
+    """The runs of a journal, kept from batch to batch."""
+    return _RUNS.setdefault(root.uri, Runs(root))
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -217,10 +273,6 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((first, last))
     return found
-
-
-def _latest(decoded: Decoded) -> int | None:
-    return int(decoded.at_us.max()) if len(decoded.at_us) else None
 
 
 def _exact_sum(column: pa.ChunkedArray) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from opentab.events import Rules
+from opentab.events import UNBOUNDED_US, Rules
 from opentab.periods import INSTANT_MIN_US
 from opentab.records import BatchRecord, PartitionState
 
@@ -70,6 +70,20 @@ def final_after(before: BatchRecord | None, watermark_us: int | None, rules: Rul
     known = [] if watermark_us is None else [watermark_us - rules.allowed_lateness_us]
     if before is not None and before.final_us is not None:
         known.append(before.final_us)
+    return max(known, default=None)
+
+
+def forgotten_after(before: BatchRecord | None, partitions: Mapping[str, PartitionState], rules: Rules) -> int | None:
+    """The arrival time before which ids are not known any more: it never falls, also if the window grows later.
+
+    A partition that is not read to its end may hold repeats of what came long ago elsewhere, so the least one decides.
+    """
+    known = [before.forgotten_us] if before is not None and before.forgotten_us is not None else []
+    arrivals = [state.arrived_us for state in partitions.values() if not state.idle]
+    if not rules.dedupe_us:
+        known.append(max((state.arrived_us for state in partitions.values()), default=-1) + 1)
+    elif rules.dedupe_us < UNBOUNDED_US and arrivals:
+        known.append(min(arrivals) - rules.dedupe_us)
     return max(known, default=None)
 
 

@@ -26,6 +26,7 @@ class BatchSummary(msgspec.Struct, frozen=True):
     files: int
     steps_ms: dict[str, float]
     watermark_us: int | None
+    duplicates: int = 0
 
 
 def keep_batches(change: Change, new: Sequence[BatchRecord]) -> None:
@@ -60,4 +61,5 @@ def _summary(record: BatchRecord) -> BatchSummary:
         files=record.file_count,
         steps_ms=record.steps_ms,
         watermark_us=record.watermark_us,
+        duplicates=record.duplicates,
     )

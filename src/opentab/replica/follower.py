@@ -165,6 +165,8 @@ class Follower:
                 sums=_added_sums(before.sums, fold.sums),
                 events=before.events + sum(record.event_count for record in new),
                 late_events=before.late_events + sum(record.late_events for record in new),
+                duplicates=before.duplicates + sum(record.duplicates for record in new),
+                without_id=before.without_id + sum(record.without_id for record in new),
                 rejections=_added(before.rejections, (record.rejections for record in new)),
                 input_bytes=before.input_bytes + sum(record.input_bytes for record in new),
                 steps_ms=_added(before.steps_ms, (record.steps_ms for record in new)),

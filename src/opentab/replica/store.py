@@ -57,6 +57,8 @@ class Meta(msgspec.Struct, frozen=True):
     sums: dict[str, tuple[str, int]]  # by table: micros and events of all its cells
     events: int = 0
     late_events: int = 0  # of months that were closed when they came
+    duplicates: int = 0
+    without_id: int = 0
     rejections: dict[str, int] = {}  # by reason
     input_bytes: int = 0
     steps_ms: dict[str, float] = {}  # what all batches together spent on what

@@ -14,6 +14,7 @@ from opentab import __version__
 from opentab.config import Home
 from opentab.replica.reader import Reader
 from opentab.server.asgi_name import DIRECTORY_VARIABLE, STOPPING_NAME
+from opentab.server.book import Book
 from opentab.server.desk import Desk
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
@@ -47,12 +48,13 @@ def build_app(home: Home) -> Any:
     From the outside in: who may ask, the hot read, how large and how long a request may be, the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
-    desk = Desk(home, reader)
+    desk, book = Desk(home, reader), Book(home)
 
     @asynccontextmanager
     async def until_closed(_: FastAPI) -> AsyncIterator[None]:
         yield
         intake.close()
+        book.close()
         reader.close()
 
     api = FastAPI(
@@ -71,7 +73,7 @@ def build_app(home: Home) -> Any:
     stopping = Path(counted) / STOPPING_NAME if counted else None
     feed = Feed(reader, counters.streams, per_token_max=home["server.streams_max"], stopping=stopping)
     stream.add_routes(api, desk, feed)
-    events.add_routes(api, home, intake)
+    events.add_routes(api, desk, intake, book)
     health.add_routes(api, desk, counters)
     key = read_key(home)
     gate = Gate(key, home.revoked_path) if key is not None else None

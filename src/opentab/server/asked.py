@@ -24,6 +24,7 @@ PeriodQuery = Annotated[str | None, Query(description="a month", pattern=MONTH, 
 CustomerPart = Annotated[
     str, Path(description="a customer, each part of the URL percent-encoded", min_length=1, examples=["emma"])
 ]
+EventPart = Annotated[str, Path(description="the id of an event, percent-encoded", min_length=1, examples=["01J9"])]
 FirstDay = Annotated[
     str | None,
     Query(

@@ -15,9 +15,9 @@ import msgspec
 from opentab.config import Home
 from opentab.errors import ReplicaError
 from opentab.ledger.journal import Journal
+from opentab.ledger.trouble import reading
 from opentab.ledger.usage import usage
 from opentab.periods import Period, day_of_number, first_day, last_day
-from opentab.replica.presence import present
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -27,12 +27,14 @@ from opentab.server.freshness import Freshness, Pulse, freshness_of
 from opentab.server.metrics import LedgerCollector
 from opentab.server.moment import Moment
 from opentab.server.problem import Problem
+from opentab.sinks.backlog import read_backlog
 
 READY_STALENESS_MS_MAX = 10_000
 WAIT_SECONDS_MAX = 5.0
 WAIT_STEP_SECONDS = 0.01
 RETRY = {"retry-after": "1"}
 JSON = "application/json"
+NOTHING = "nothing was billed there"
 MILLISECOND_NS = 1_000_000
 
 Ask = Callable[[Answers], Any]
@@ -44,6 +46,9 @@ class Conditions:
 
     staleness_max_ms: float | None = None
     seen: str | None = None  # the tags of answers that it has
+
+
+ANY = Conditions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +96,18 @@ class Desk:
         self.home = home
         self._reader = reader
         self._archive = Archive(home)
-        self._pulse = Pulse(home.ledger)
+        self._ledger = home.ledger
+        self._pulse = Pulse(self._ledger)
         self._moment: Moment | None = None
 
-    def answer(self, ask: Ask, conditions: Conditions = Conditions(), form: Form = AS_JSON) -> Reply:  # noqa: B008
+    def answer(
+        self,
+        ask: Ask,
+        conditions: Conditions = ANY,
+        form: Form = AS_JSON,
+        *,
+        nothing: str = NOTHING,
+    ) -> Reply:
         """Ask one snapshot; 304 if the caller has seen it, a problem if there is nothing or it is too old."""
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
@@ -105,9 +118,9 @@ class Desk:
             headers = _headers(fresh, form)
             if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
                 return Reply(304, b"", headers)
-            found = ask(answers)
+            found = self._asked(ask, answers)
         if found is None:
-            raise Problem(404, "nothing was billed there", more=fresh.as_json())
+            raise Problem(404, nothing, more=fresh.as_json())
         body = found if isinstance(found, dict) else {"items": found}
         # An invoice has a position of its own; that of the answer is in the headers then.
         return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
@@ -117,7 +130,7 @@ class Desk:
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
             fresh = self._freshness(answers.moment)
-            found = ask(answers)
+            found = self._asked(ask, answers)
         return fresh.position, {**found, **fresh.as_json()}, found
 
     def pulse(self) -> dict[str, object]:
@@ -126,11 +139,12 @@ class Desk:
             return self._freshness(self._answers(snapshot).moment).as_json()
 
     def pipeline(self) -> dict[str, object]:
-        """What pipeline and replicas last said of themselves, and what keeps our own replica from going on."""
+        """What pipeline, replicas and the invoice sink last said of themselves, and what keeps our own replica from
+        going on."""
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in present(self.home.ledger, now_us=now_us)
+            for one in self._pulse.replicas(now_us)
         ]
         said = beat and {
             "age_ms": max(0, (now_us - beat.at_us) // 1000),
@@ -140,7 +154,12 @@ class Desk:
             "unread_segments": beat.unread_segments,
             "invoices_position": beat.invoices_position,
         }
-        return {"pipeline": said, "replicas": replicas, "trouble": trouble.text if trouble else None}
+        return {
+            "pipeline": said,
+            "replicas": replicas,
+            "sink": self._sink(now_us),
+            "trouble": trouble.text if trouble else None,
+        }
 
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
@@ -177,7 +196,8 @@ class Desk:
         moment = None
         with suppress(ReplicaError), self._reader.read() as snapshot:
             moment = self._answers(snapshot).moment
-        return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble())
+        backlog = read_backlog(self.home.sinks_path) if self.home["invoices.http_url"] else None
+        return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble(), backlog)
 
     def ready(self) -> Freshness:
         """How fresh the replica is; a problem if it cannot be read, has stopped or is stale."""
@@ -191,6 +211,27 @@ class Desk:
         if fresh.staleness_ms > READY_STALENESS_MS_MAX:
             raise Problem(503, self._why_stale(fresh), headers=RETRY, more=fresh.as_json())
         return fresh
+
+    def _sink(self, now_us: int) -> dict[str, object] | None:
+        """What the deliverer last said, while invoices are delivered over HTTP."""
+        if not self.home["invoices.http_url"]:
+            return None
+        said = read_backlog(self.home.sinks_path)
+
+        def age_ms(at_us: int | None) -> int | None:
+            return None if at_us is None else max(0, (now_us - at_us) // 1000)
+
+        return {
+            "age_ms": age_ms(said.at_us if said else None),
+            "position": said.position if said else 0,
+            "waiting": said.waiting if said else 0,
+            "stuck": said.stuck if said else 0,
+            "delivered": said.delivered if said else 0,
+            "oldest_ms": age_ms(said.oldest_us if said else None),
+            "delivered_ms": age_ms(said.delivered_us if said else None),
+            "gone": said.gone if said else False,
+            "error": said.error if said else None,
+        }
 
     def _why_stale(self, fresh: Freshness) -> str:
         beat = self._pulse.beat()
@@ -206,6 +247,12 @@ class Desk:
         if moment is None or moment.meta is None or moment.meta is not snapshot.meta():
             moment = self._moment = Moment(snapshot, self.home.calendar)
         return Answers(snapshot, moment, self._archive)
+
+    def _asked(self, ask: Ask, answers: Answers) -> Any:
+        if self._ledger.is_local:
+            return ask(answers)
+        with reading(self._ledger):
+            return ask(answers)
 
     def _freshness(self, moment: Moment) -> Freshness:
         return freshness_of(moment, self._pulse.beat(), _now_us())

@@ -24,6 +24,7 @@ PUBLIC: tuple[list[str], ...] = (
 )
 CHALLENGE = {"www-authenticate": "Bearer"}
 TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
+TOKEN_CUSTOMER = "opentab.token_customer"  # and which customer's events alone it may see; None: all
 
 
 class LoopbackOnly:
@@ -80,6 +81,7 @@ class TokensOnly:
         if not may(token, scope["method"], parts, customer):
             return problem(403, f"a token of the role {token.role} may not do that")
         scope[TOKEN_ID] = token.id
+        scope[TOKEN_CUSTOMER] = token.customer
         return None
 
 

@@ -12,15 +12,17 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 import msgspec
 
 from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
 from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.periods import to_us
 from opentab.pipeline.exact import Event, judge
+from opentab.records import Spot
+from opentab.server.freshness import Pulse
 
 EVENTS_MAX = 10_000
 BODY_BYTES_MAX = 16 * 2**20
@@ -43,11 +45,21 @@ class Verdict:
 
     reason: str | None = None
     detail: str | None = None
+    has_id: bool = False
 
     def as_json(self) -> dict[str, object]:
         if self.reason is None:
             return {"accepted": True}
         return {"accepted": False, "reason": self.reason, "detail": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The events of one request on their way into the log."""
+
+    lines: list[bytes]
+    bytes: int
+    done: Future[list[Spot]]
 
 
 def split(body: bytes) -> tuple[list[bytes], bool]:
@@ -66,9 +78,10 @@ class Intake:
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self._pulse = Pulse(home.ledger)
         self._rules = home.rules
         self._calendar = home.calendar
-        self._waiting: queue.SimpleQueue[tuple[bytes, int, Future[None]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="intake", daemon=True)
         self._started = False
         self._lock = threading.Lock()
@@ -79,22 +92,25 @@ class Intake:
         verdicts = []
         for line in lines:
             found = judge(line, arrived_us=now_us, rules=self._rules, calendar=self._calendar)
-            verdicts.append(Verdict() if isinstance(found, Event) else Verdict(str(found.reason), found.detail))
+            if isinstance(found, Event):
+                verdicts.append(Verdict(has_id=found.id is not None))
+            else:
+                verdicts.append(Verdict(str(found.reason), found.detail))
         return verdicts
 
-    def append(self, lines: list[bytes]) -> Future[None]:
-        """Put events into the log; the future is done once they are durable."""
+    def append(self, lines: list[bytes]) -> Future[list[Spot]]:
+        """Put events into the log; the future is done once they are durable, and says where each stands."""
         with self._lock:
             if not self._started:
                 self._started = True
                 self._thread.start()
-        done: Future[None] = Future()
-        self._waiting.put((b"\n".join(lines) + b"\n", len(lines), done))
-        return done
+        waiting = Waiting(lines, sum(map(len, lines)) + len(lines), Future())
+        self._waiting.put(waiting)
+        return waiting.done
 
     def check_room(self) -> None:
         """Raise Overloaded if the pipeline is far behind or the disk nearly full."""
-        heartbeat = read_heartbeat(self._home.ledger)
+        heartbeat = self._pulse.beat()
         if heartbeat is not None and heartbeat.unread_segments > UNREAD_MAX[heartbeat.unread_unit]:
             raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} {heartbeat.unread_unit} behind")
         if self._home.kafka is not None:
@@ -119,18 +135,18 @@ class Intake:
             gathered, ending = self._gather(first)
             try:
                 producer = producer or open_producer(self._home)
-                producer.append(b"".join(body for body, _, _ in gathered))
+                spots = iter(producer.put([line for one in gathered for line in one.lines]))
             except Exception as error:
-                for _, _, done in gathered:
-                    done.set_exception(error)
+                for one in gathered:
+                    one.done.set_exception(error)
                 continue
-            for _, _, done in gathered:
-                done.set_result(None)
+            for one in gathered:
+                one.done.set_result(list(islice(spots, len(one.lines))))
 
-    def _gather(self, first: tuple[bytes, int, Future[None]]) -> tuple[list[tuple[bytes, int, Future[None]]], bool]:
-        """The first body and whatever comes right behind it, as much as a segment holds."""
+    def _gather(self, first: Waiting) -> tuple[list[Waiting], bool]:
+        """The first request's events and whatever comes right behind them, as much as a segment holds."""
         gathered = [first]
-        size, lines = len(first[0]), first[1]
+        size, lines = first.bytes, len(first.lines)
         while size < SEGMENT_BYTES_MAX // 2 and lines < SEGMENT_LINES_MAX // 2:
             try:
                 more = self._waiting.get(timeout=GATHER_SECONDS)
@@ -139,5 +155,5 @@ class Intake:
             if more is None:
                 return gathered, True
             gathered.append(more)
-            size, lines = size + len(more[0]), lines + more[1]
+            size, lines = size + more.bytes, lines + len(more.lines)
         return gathered, False

@@ -19,6 +19,7 @@ from opentab.server.asgi_name import DIRECTORY_VARIABLE
 from opentab.server.freshness import freshness_of
 from opentab.server.moment import Moment
 from opentab.server.paths import App
+from opentab.sinks.backlog import Backlog
 
 SECOND_US = 1_000_000
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -73,7 +74,12 @@ class LedgerCollector:
     """What the journal, the replica and the heartbeat say at this moment."""
 
     def __init__(
-        self, moment: Moment | None, heartbeat: Heartbeat | None, now_us: int, trouble: Trouble | None = None
+        self,
+        moment: Moment | None,
+        heartbeat: Heartbeat | None,
+        now_us: int,
+        trouble: Trouble | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self._moment = moment
         self._meta = moment.meta if moment else None
@@ -81,10 +87,12 @@ class LedgerCollector:
         self._heartbeat = heartbeat
         self._now_us = now_us
         self._trouble = trouble
+        self._backlog = backlog
 
     def collect(self) -> Iterator[Metric]:
         yield from self._pipeline()
         yield from self._replica()
+        yield from self._sink()
 
     def _pipeline(self) -> Iterator[Metric]:
         beat = self._heartbeat
@@ -112,6 +120,8 @@ class LedgerCollector:
         yield gauge("batch_entries", "Entries of the last batch", record.entry_rows)
         yield counter("batches", "Batches that were billed", meta.position)
         yield counter("events", "Events that were billed", meta.events)
+        yield counter("duplicates", "Repeats of events that had counted", meta.duplicates)
+        yield counter("events_without_id", "Events that cannot be told from their repeats", meta.without_id)
         yield counter("input_bytes", "Bytes of the log that were read", meta.input_bytes)
         rejected = CounterMetricFamily("opentab_rejections", "Inputs that could not be billed", labels=["reason"])
         for reason, count in sorted(meta.rejections.items()):
@@ -136,6 +146,21 @@ class LedgerCollector:
             yield gauge("staleness_seconds", "Since answers were caught up with the log", staleness_ms / 1000)
         if self._record is not None:
             yield gauge("replica_lag_seconds", "Since the replica's last batch was committed", self._lag())
+
+    def _sink(self) -> Iterator[Metric]:
+        backlog = self._backlog
+        if backlog is None:
+            return
+        yield gauge("deliverer_age_seconds", "Since opentab deliver last said it lives", self._age(backlog.at_us))
+        yield gauge("deliveries_waiting", "Invoices that the receiver does not have yet", backlog.waiting)
+        yield gauge("deliveries_stuck", "Of these: refused by the receiver", backlog.stuck)
+        oldest = 0.0 if backlog.oldest_us is None else self._age(backlog.oldest_us)
+        yield gauge("deliveries_oldest_seconds", "Since the first of them was issued to the sink", oldest)
+        yield gauge("deliveries_position", "All invoices up to this batch were taken up", backlog.position)
+        yield gauge("receiver_gone", "1 if the receiver takes nothing", 1 if backlog.gone else 0)
+        yield counter("deliveries", "Invoices that the receiver has taken", backlog.delivered)
+        if backlog.delivered_us is not None:
+            yield gauge("deliveries_success_age_seconds", "Since one was last taken", self._age(backlog.delivered_us))
 
     def _lag(self) -> float:
         """How old the replica's last batch is while there are later ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opentab.config import Home
+from opentab.config import Home, is_loopback
 from opentab.errors import ConfigError, InputError
 from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, STOPPING_NAME, TARGET
 from opentab.server.tokens import read_key
@@ -108,7 +107,7 @@ class FollowerProcess:
         self._thread.join()
 
     def _keep(self) -> None:
-        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path)]
+        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path), str(os.getpid())]
         pause = RESTART_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -124,13 +123,7 @@ class FollowerProcess:
 
 def check_address(host: str, *, has_key: bool) -> None:
     """Refuse to be reached from other machines without a key: anyone could read every bill."""
-    if has_key:
-        return
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not has_key and not is_loopback(host):
         raise ConfigError(
             f"server.host {host!r} can be reached from other machines, and there is no key to check tokens with",
             hint="opentab token key makes one; or listen on 127.0.0.1",

@@ -235,6 +235,7 @@ class Batch(Shape):
     committed_at: Instant
     events: Count
     late_events: Annotated[Count, Field(description="of months that were closed when they came")]
+    duplicates: Annotated[Count, Field(description="repeats of events that had counted; they did not count again")]
     rejections: Count
     input_bytes: Count
     files: Count
@@ -267,6 +268,20 @@ class Replica(Shape):
     age_ms: Annotated[int, Field(ge=0, description="since it said so")]
 
 
+class Sink(Shape):
+    """What opentab deliver last said of itself."""
+
+    age_ms: Annotated[int | None, Field(description="since it said so; null: it never ran")]
+    position: Annotated[int, Field(ge=0, description="all invoices up to this batch were taken up")]
+    waiting: Annotated[Count, Field(description="invoices that the receiver does not have yet")]
+    stuck: Annotated[Count, Field(description="of these: refused by the receiver")]
+    delivered: Count
+    oldest_ms: Annotated[int | None, Field(description="since the first of them waits")]
+    delivered_ms: Annotated[int | None, Field(description="since one was last taken")]
+    gone: Annotated[bool, Field(description="the receiver takes nothing")]
+    error: Annotated[str | None, Field(description="the last one, while anything waits")]
+
+
 class Overview(Answer):
     """What managers and operators watch, at one position."""
 
@@ -277,11 +292,14 @@ class Overview(Answer):
     batch: Annotated[Batch | None, Field(description="the last one")]
     events: Count
     late_events: Count
+    duplicates: Annotated[Count, Field(description="repeats of events that had counted; they did not count again")]
+    without_id: Annotated[Count, Field(description="events that cannot be told from their repeats")]
     rejections: dict[str, Count]
     input_bytes: Count
     fold_ms: Annotated[float | None, Field(description="what the replica's last step took")]
     pipeline: Pipeline | None
     replicas: Annotated[list[Replica], Field(description="all that follow the ledger and spoke lately")]
+    sink: Annotated[Sink | None, Field(description="null: invoices are not delivered over HTTP")]
     trouble: Annotated[str | None, Field(description="what keeps the replica from going on")]
 
 
@@ -325,9 +343,13 @@ class Ready(Fresh):
 class Result(Shape):
     """What became of one event."""
 
-    accepted: bool
+    accepted: Annotated[bool, Field(description="whether the log has it")]
     reason: Annotated[str | None, Field(examples=["unknown_type"])] = None
     detail: str | None = None
+    state: Annotated[Literal["counted", "duplicate", "rejected"] | None, Field(description="once it is committed")] = (
+        None
+    )
+    batch: Annotated[int | None, Field(ge=1, description="the one that it came in, once it is committed")] = None
 
 
 class Taken(Shape):
@@ -335,6 +357,44 @@ class Taken(Shape):
 
     accepted: Count
     results: list[Result]
+    committed: Annotated[bool | None, Field(description="whether all that were accepted are in the journal")] = None
+    position: Annotated[int | None, Field(ge=1, description="a min_position that shows them all")] = None
+
+
+class ReceiptRejection(Shape):
+    """One time that an event was rejected."""
+
+    batch: Annotated[int, Field(ge=1)]
+    reason: Annotated[str, Field(examples=["unknown_type"])]
+    detail: str | None
+    place: Annotated[str, Field(examples=["default/1@539"])]
+
+
+class ReceiptInvoice(Shape):
+    """The first revision of an invoice that an event is in."""
+
+    period: Period
+    revision: Annotated[int, Field(ge=1)]
+    position: int
+    latest_revision: Annotated[int, Field(ge=1)]
+
+
+class Receipt(Fresh):
+    """What became of an event. What the log no longer tells is null."""
+
+    id: Annotated[str, Field(examples=["01J9"])]
+    source: Annotated[str | None, Field(description="of the CloudEvents envelope that it came in")]
+    state: Literal["counted", "rejected"]
+    batch: Annotated[int, Field(ge=1, examples=[42])]
+    place: Annotated[str, Field(examples=["default/1@539"], description="partition, segment and byte of the log")]
+    day: Day | None
+    customer: Annotated[str | None, Field(examples=["emma"])]
+    type: Annotated[str | None, Field(examples=["CALL"])]
+    amount: Amount | None
+    period: Annotated[Period | None, Field(description="that it is billed in")]
+    invoice: Annotated[ReceiptInvoice | None, Field(description="null: not issued yet")]
+    reversed: bool
+    rejections: Annotated[list[ReceiptRejection], Field(description="the newest first, up to 100")]
 
 
 class ProblemShape(BaseModel):
@@ -371,6 +431,7 @@ ANSWER_PROBLEMS: dict[int | str, dict[str, Any]] = {
         _503="the replica is being made, or the answer is older than asked for",
     ),
 }
+RECEIPT_PROBLEMS = {**ANSWER_PROBLEMS, **_problems(_404="no event with this id is known")}
 INVOICE_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {

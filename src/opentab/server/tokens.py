@@ -1,8 +1,8 @@
 """Access tokens: who may read what. Signed (JWT, HS256), with an end, and revoked at once everywhere.
 
-    customer   its own totals, invoices and stream, and nothing else
+    customer   its own totals, invoices, receipts and stream, and nothing else
     reader     all reads
-    ingest     POST /v1/events only
+    ingest     POST /v1/events, and what became of events
     admin      everything
 
 The key is read from a file or the environment, and never written anywhere.
@@ -182,10 +182,14 @@ def may(token: Token, method: str, parts: list[str], query_customer: str | None)
         return True
     if method == "POST":
         return token.role is Role.INGEST and parts == ["v1", "events"]
-    if method not in ("GET", "HEAD") or token.role is Role.INGEST:
+    if method not in ("GET", "HEAD"):
         return False
-    if token.role is Role.READER:
+    # Of a customer's own events only: the endpoint sees to that.
+    is_receipt = parts[:2] == ["v1", "events"] and len(parts) == 3
+    if token.role is Role.READER or is_receipt:
         return True
+    if token.role is Role.INGEST:
+        return False
     own = token.customer
     if parts[:2] == ["v1", "customers"]:
         return len(parts) > 2 and parts[2] == own

@@ -1,39 +1,59 @@
-"""/v1/events: what comes in."""
+"""/v1/events: what comes in, and what became of it."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from opentab.config import Home
 from opentab.errors import OpentabError
-from opentab.server.asked import body_of
+from opentab.ledger.fates import Fate
+from opentab.server.asked import EventPart, body_of, conditions_of, sent
+from opentab.server.book import Book
+from opentab.server.desk import Conditions, Desk
 from opentab.server.event_schema import request_body
-from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, split
+from opentab.server.guard import TOKEN_CUSTOMER
+from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, Verdict, split
+from opentab.server.paths import name_of
 from opentab.server.problem import Problem
-from opentab.server.shapes import EVENT_PROBLEMS, Taken
+from opentab.server.shapes import EVENT_PROBLEMS, RECEIPT_PROBLEMS, Receipt, Taken
 
 EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
 RETRY = {"retry-after": "5"}
+WAIT_SECONDS, WAIT_SECONDS_MAX = 10, 25  # below what a request may take
+UNKNOWN = "no event with this id is known within the dedupe window"
 
 
-def add_routes(api: FastAPI, home: Home, intake: Intake) -> None:
+def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
+    asking = conditions_of(desk)
+
     @api.post(
         "/v1/events",
         status_code=202,
         response_model=Taken,
-        responses=EVENT_PROBLEMS,
-        openapi_extra=request_body(home),
+        responses={200: {"description": "all that were accepted are in the journal", "model": Taken}, **EVENT_PROBLEMS},
+        openapi_extra=request_body(desk.home),
         tags=["events"],
     )
-    async def events(request: Request) -> Response:
-        """Put one event or up to 10,000 into the log; answered once they are durable.
+    async def events(
+        request: Request,
+        wait: Annotated[
+            Literal["committed"] | None, Query(description="answer once the events are in the journal: 200")
+        ] = None,
+        timeout: Annotated[
+            float,
+            Query(ge=0, le=WAIT_SECONDS_MAX, description="for so many seconds of the request; else 202, as without it"),
+        ] = WAIT_SECONDS,
+    ) -> Response:
+        """Put one event or up to 10,000 into the log; answered once they are durable, or once they are committed.
 
         Each event of a batch gets its own verdict, and the batch is answered with 202 whatever they are.
         """
+        deadline = time.monotonic() + timeout
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media not in EVENT_MEDIA:
             raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
@@ -48,13 +68,55 @@ def add_routes(api: FastAPI, home: Home, intake: Intake) -> None:
         except Overloaded as error:
             raise Problem(error.status, str(error), headers=RETRY) from None
         verdicts = await run_in_threadpool(intake.judge, lines)
-        accepted = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict.reason is None]
+        accepted = [index for index, verdict in enumerate(verdicts) if verdict.reason is None]
+        if not accepted and not is_batch:
+            body = _body(verdicts, len(accepted))
+            raise Problem(422, f"the event cannot be taken: {verdicts[0].detail}", more=body)
+        after = await book.position() if wait and accepted else 0
+        spots = []
         if accepted:
             try:
-                await asyncio.wrap_future(intake.append(accepted))
+                spots = await asyncio.wrap_future(intake.append([lines[index] for index in accepted]))
             except OpentabError as error:
                 raise Problem(503, error.fact, headers=RETRY) from None
-        body = {"accepted": len(accepted), "results": [verdict.as_json() for verdict in verdicts]}
-        if not accepted and not is_batch:
-            raise Problem(422, f"the event cannot be taken: {verdicts[0].detail}", more=body)
-        return JSONResponse(body, status_code=202)
+        if wait is None:
+            return JSONResponse(_body(verdicts, len(accepted)), status_code=202)
+        with_id = {spot: verdicts[index].has_id for index, spot in zip(accepted, spots, strict=True)}
+        fates = await book.wait(with_id, after=after, deadline=deadline)
+        if fates is None:
+            return JSONResponse({**_body(verdicts, len(accepted)), "committed": False}, status_code=202)
+        known = {index: fates[spot] for index, spot in zip(accepted, spots, strict=True)}
+        return JSONResponse(_body(verdicts, len(accepted), known) | _committed(known), status_code=200)
+
+    @api.get("/v1/events/{event_id}", response_model=Receipt, responses=RECEIPT_PROBLEMS, tags=["events"])
+    def event(
+        request: Request,
+        event_id: EventPart,
+        source: Annotated[
+            str | None, Query(description="of the CloudEvents envelope that it came in", examples=["network"])
+        ] = None,
+        conditions: Conditions = asking,
+    ) -> Response:
+        """The receipt of an event: counted, with its batch, day and invoice; or rejected, and why."""
+        id_, customer = name_of(event_id), request.scope.get(TOKEN_CUSTOMER)
+        try:
+            return sent(
+                desk.answer(
+                    lambda answers: book.receipt(answers, id_, source, customer=customer), conditions, nothing=UNKNOWN
+                )
+            )
+        except OpentabError as error:
+            raise Problem(503, error.fact, headers=RETRY) from None
+
+
+def _body(verdicts: list[Verdict], accepted: int, known: dict[int, Fate] | None = None) -> dict[str, Any]:
+    results = [verdict.as_json() for verdict in verdicts]
+    for index, fate in (known or {}).items():
+        why = {"reason": fate.reason, "detail": fate.detail} if fate.reason else {}
+        results[index] |= {"state": fate.state, "batch": fate.batch, **why}
+    return {"accepted": accepted, "results": results}
+
+
+def _committed(known: dict[int, Fate]) -> dict[str, Any]:
+    latest = max((fate.batch for fate in known.values()), default=None)
+    return {"committed": True, **({"position": latest} if latest else {})}

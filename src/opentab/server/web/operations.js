@@ -19,7 +19,7 @@ const STEP_NAMES = ["waiting in the log", "reading", "decoding", "tallying", "st
 /** The view, live; it goes on with the last known numbers. */
 export function operationsView({ signal }) {
   const pace = new Pace(), flow = new Flow(signal);
-  const figures = el("div"), partitions = el("div"), replicas = el("div"), alarm = el("div", { role: "alert" });
+  const figures = el("div"), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
   const charts = batchCharts(signal);
   let state = null, beat = null;
 
@@ -36,7 +36,7 @@ export function operationsView({ signal }) {
     drawPartitions(message);
   };
   const pulse = (message) => {
-    beat = { pipeline: message.pipeline, replicas: message.replicas ?? [], trouble: message.trouble, position: message.position, heard: now() };
+    beat = { pipeline: message.pipeline, replicas: message.replicas ?? [], sink: message.sink ?? null, trouble: message.trouble, position: message.position, heard: now() };
     draw();
   };
   const drawPartitions = ({ periods }) => {
@@ -54,8 +54,12 @@ export function operationsView({ signal }) {
     flow.show(parts);
     drawFigures(figures, parts);
     drawReplicas(replicas, beat);
+    const delivery = sinkOf(beat, freshness);
+    drawSink(sink, delivery, beat);
     const down = parts.filter((part) => part.state === "down").map((part) => `${part.name}: ${part.why}.`);
-    const text = down.length ? `${down.join(" ")} The numbers are the last known ones.` : "";
+    if (down.length) down.push("The numbers are the last known ones.");
+    if (delivery?.state === "down") down.push(`${delivery.name}: ${delivery.why}.`);
+    const text = down.join(" ");
     const place = alarm.firstChild;
     if (text && !place) alarm.append(el("p", { class: "alarm" }, text));
     else if (text) say(place, text);
@@ -70,7 +74,7 @@ export function operationsView({ signal }) {
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
     el("section", { class: "card" }, el("h2", {}, "Batches"), charts.node),
     el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
-    el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas));
+    el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas), sink);
 }
 
 /** What each part of the flow says of itself at this moment. */
@@ -152,6 +156,30 @@ function drawReplicas(place, beat) {
   mark(place, "data-shown", text);
   const columns = [{ title: "Replica" }, { title: "State" }, { title: "Position", number: true }, { title: "Lag", number: true }, { title: "Sign of life" }];
   place.replaceChildren(rows.length ? wide("Replicas", table("Replicas", columns, rows, { unseenCaption: true })) : el("p", { class: "quiet" }, "No replica has spoken yet."));
+}
+
+/** The invoice sink as a part of the whole; null where invoices are not delivered over HTTP. */
+function sinkOf(beat, freshness) {
+  const sink = beat?.sink ?? null;
+  if (sink === null) return null;
+  const alive = sink.age_ms !== null && sink.age_ms + beat.heard.elapsed() <= FRESH_MS_MAX;
+  const well = alive && !sink.gone && !sink.stuck;
+  const why = sink.age_ms === null ? "opentab deliver never ran here" : !alive ? "opentab deliver gives no sign of life" : sink.gone ? `the receiver takes nothing: ${sink.error}` : `the receiver refuses ${plural(sink.stuck, "invoice")}: ${sink.error}`;
+  const word = !alive ? "silent" : sink.gone ? "receiver gone" : sink.stuck ? "stuck" : sink.waiting ? "delivering" : "delivered";
+  return { name: "Invoice sink", state: !freshness.reached ? "unknown" : well ? "up" : "down", word, why };
+}
+
+/** What waits to be delivered over HTTP, and why. */
+function drawSink(place, part, beat) {
+  place.hidden = part === null;
+  if (part === null) return;
+  const sink = beat.sink, silence = beat.heard.elapsed(), since = (age) => (age === null ? "–" : ago(age + silence));
+  const row = [el("span", { class: `word ${part.state}` }, part.word), count(sink.waiting), count(sink.stuck), since(sink.oldest_ms), count(sink.delivered), since(sink.delivered_ms), sink.error ?? "–"];
+  const text = JSON.stringify(row.map((cell) => cell.textContent ?? cell));
+  if (place.dataset.shown === text) return;
+  mark(place, "data-shown", text);
+  const columns = [{ title: "State" }, { title: "Waiting", number: true }, { title: "Refused", number: true }, { title: "Oldest" }, { title: "Delivered", number: true }, { title: "Last success" }, { title: "Last error" }];
+  place.replaceChildren(el("h2", {}, "Invoices over HTTP"), wide("Invoices over HTTP", table("Invoices over HTTP", columns, [row], { unseenCaption: true })));
 }
 
 function tookOf(batch) {

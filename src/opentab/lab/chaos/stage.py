@@ -1,0 +1,222 @@
+"""All that plays: a broker, a Spark cluster, pipeline and deliverer under a supervisor, two replicas, a receiver.
+
+They are processes of their own on loopback, and all of them end with us.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from opentab.config import Home, load
+from opentab.errors import OpentabError
+from opentab.heartbeat import Heartbeat, read_heartbeat
+from opentab.lab.broker import Broker
+from opentab.lab.chaos.receiver import TIMEOUT_SECONDS, Receiver
+from opentab.lab.chaos.replica import Replica
+from opentab.lab.chaos.simulator import Simulator
+from opentab.lab.daemon import Daemon
+from opentab.lab.object_store import ObjectStore
+from opentab.lab.spark_cluster import SparkCluster
+from opentab.ledger.invoices import Invoices
+from opentab.sinks.files import missing
+
+TOPIC = "usage"
+PARTITIONS = 3
+PATIENCE_SECONDS = 600
+POLL_SECONDS = 0.25
+LEDGER_DISK = "256m"
+
+SETTINGS = """\
+[log]
+uri = "kafka://{broker}/{topic}"
+
+[kafka]
+partitions = {partitions}
+
+[ledger]
+{ledger}
+
+[pipeline]
+# Everything goes to the executors: they are what is killed.
+local_bytes_max = 0
+compact_files = 16
+snapshot_batches = 50
+
+[invoices]
+http_url = "{receiver}"
+http_key_file = "{key}"
+http_timeout = "{timeout}s"
+
+[spark]
+master = "{master}"
+driver.host = "127.0.0.1"
+driver.bindAddress = "127.0.0.1"
+driver.memory = "512m"
+cores.max = "2"
+executor.cores = "1"
+executor.memory = "512m"
+"""
+
+
+class Store(StrEnum):
+    """What the ledger lies on."""
+
+    DISK = "disk"
+    SMALL_DISK = "small disk"  # of its own, which can be filled: for who may mount one
+    OBJECTS = "objects"  # an S3-compatible server
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How long things take: in its short form every fault is played once, quickly."""
+
+    month_seconds: float
+    events: int  # a customer and month
+    driver_kills: int
+    outage_seconds: float  # of what is unreachable, or stands still
+
+
+SHORT = Tempo(month_seconds=5.0, events=200, driver_kills=1, outage_seconds=8.0)
+LONG = Tempo(month_seconds=10.0, events=1000, driver_kills=5, outage_seconds=60.0)
+
+
+class Stage:
+    """The processes, and what can be known of them from outside."""
+
+    def __init__(self, directory: Path, *, seed: int, tempo: Tempo, store: Store) -> None:
+        self.directory = directory
+        self.store = store
+        self.ledger_path = directory / "ledger"
+        self.objects = ObjectStore(directory) if store is Store.OBJECTS else None
+        self.tempo = tempo
+        self.broker = Broker(directory / "broker")
+        self.cluster = SparkCluster(directory / "spark")
+        self.receiver = Receiver(directory / "receiver")
+        self.home = self._make_home(directory / "home")
+        self.replicas = [Replica(directory / f"replica-{number}", self._ledger_settings) for number in (1, 2)]
+        words = ["up", "--home", str(self.home.path), "--without", "serve", "--hung-after", "60s"]
+        self.supervisor = Daemon("up", [sys.executable, "-m", "opentab.cli", *words], directory)
+        self.simulator = Simulator(self.home, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events)
+
+    def __enter__(self) -> Stage:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.simulator.kill()
+        if self.objects is not None:
+            self.objects.daemon.kill()
+        self.kill()
+
+    def start(self) -> None:
+        """Start what does not run; returns when all of it does, the pipeline with its stream."""
+        # Who writes to the log waits for it, but not for long.
+        self.broker.start()
+        self.receiver.start()
+        if self.objects is not None:
+            self.objects.start()
+        self.cluster.start()
+        self.supervisor.start()
+        for replica in self.replicas:
+            replica.start()
+        self.wait_until(lambda: self.streams, "the pipeline's stream ran")
+
+    def kill(self) -> None:
+        """SIGKILL for all of it at once, as a power cut does; who writes events is elsewhere."""
+        tree = self.supervised()
+        for daemon in (self.supervisor, self.receiver.daemon, *(replica.daemon for replica in self.replicas)):
+            daemon.signal(signal.SIGKILL)
+        send(tree, signal.SIGKILL)
+        self.broker.kill()
+        self.cluster.kill()
+        for daemon in (self.supervisor, self.receiver.daemon, *(replica.daemon for replica in self.replicas)):
+            daemon.kill()
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        return read_heartbeat(self.home.ledger)
+
+    def files_missing(self) -> bool:
+        """Whether an invoice file is not there."""
+        invoices = Invoices.open(self.home.ledger)
+        return invoices is not None and bool(missing(self.home.invoices_path, invoices))
+
+    @property
+    def streams(self) -> bool:
+        """Whether a pipeline lives, with its Spark."""
+        beat = self.heartbeat
+        return beat is not None and beat.streaming and time.time() - beat.at_us / 1e6 < 5
+
+    def driver(self) -> psutil.Process:
+        """The pipeline's own process."""
+        beat = self.heartbeat
+        if beat is None or not psutil.pid_exists(beat.pid):
+            raise OpentabError("there is no pipeline to be found")
+        return psutil.Process(beat.pid)
+
+    def supervised(self) -> list[psutil.Process]:
+        """The supervisor and all below it."""
+        if not self.supervisor.runs:
+            return []
+        top = psutil.Process(self.supervisor.pid)
+        return [top, *top.children(recursive=True)]
+
+    def wait_until(self, done: Callable[[], bool], what: str, *, seconds_max: float = PATIENCE_SECONDS) -> None:
+        """Wait for a fact, with the load kept on; raise if it takes too long."""
+        deadline = time.monotonic() + seconds_max
+        while not done():
+            self.simulator.keep()
+            if time.monotonic() > deadline:
+                raise OpentabError(f"waited {seconds_max:.0f} s in vain until {what}", hint=f"see {self.directory}")
+            time.sleep(POLL_SECONDS)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let load flow for some time: a fault's own duration, nothing is waited for."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.simulator.keep()
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def _ledger_settings(self) -> str:
+        return self.objects.settings if self.objects is not None else f'uri = "{self.ledger_path}"'
+
+    def _make_home(self, path: Path) -> Home:
+        path.mkdir(parents=True, exist_ok=True)
+        self.ledger_path.mkdir(parents=True, exist_ok=True)
+        if self.store is Store.SMALL_DISK:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={LEDGER_DISK}", "tmpfs", str(self.ledger_path)]
+            subprocess.run(mount, check=True)
+        text = SETTINGS.format(
+            broker=self.broker.address,
+            topic=TOPIC,
+            partitions=PARTITIONS,
+            ledger=self._ledger_settings,
+            receiver=self.receiver.url,
+            key=self.receiver.key_path,
+            timeout=f"{TIMEOUT_SECONDS:.0f}",
+            master=self.cluster.master_url,
+        )
+        (path / "opentab.toml").write_text(text, encoding="utf-8")
+        return load(path)
+
+
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """A signal to each of them that still lives."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

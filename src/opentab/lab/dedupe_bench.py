@@ -1,0 +1,210 @@
+"""opentab bench dedupe: what counting every event once costs, beside letting every event count, and beside Spark's way.
+
+Runs with and without take turns over the same log, so that drift of the machine meets both. Ids that are remembered
+beforehand are put into the ledger as runs of random keys: nothing tells them from ids of real events.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from opentab import config
+from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.lab.bench import Figure, Say, at_least, at_most, plain, write_json
+from opentab.lab.freshness_bench import measure_freshness, percentile
+from opentab.lab.generator import Plan, generate
+from opentab.lab.machine import describe_machine
+from opentab.lab.measured_run import TOTAL, MeasuredRun, link_log, measure_home
+from opentab.lab.month_log import PERIOD
+from opentab.ledger.files import StagedFile
+from opentab.ledger.journal import Journal
+from opentab.ledger.seen import SLICE_ROWS, stage_run
+from opentab.records import SEEN, BatchRecord
+
+CUSTOMERS = 100_000
+REMEMBERED_RUNS = 6
+ON_TO_OFF_MIN = 0.7
+FRESHNESS_MS_MAX = 50.0
+FRESHNESS_SECONDS = 30
+MEBIBYTE = 2**20
+ON, OFF = "unbounded", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log of events that all have an id, some of them twice."""
+
+    home: Home
+    repeats_share: float
+    line_count: int
+    event_count: int
+
+
+def bench_dedupe(
+    *, events: int, remembered: Sequence[int], shares: Sequence[float], repeats: int, peer: bool,
+    json_path: Path | None, work_dir: Path, say: Say,
+) -> list[Figure]:  # fmt: skip
+    """Measure throughput with and without, over shares of repeats and numbers of ids remembered, and small batches.
+
+    1. a log for each share, 2. runs in turn, 3. Spark's own operator on the same events, 4. freshness, 5. write JSON
+    """
+    machine = describe_machine()
+    figures: list[Figure] = []
+    for share in shares:
+        log = _make_log(work_dir, events, share, say)
+        for count in remembered if share == shares[0] else remembered[:1]:
+            figures += _compare(log, count, repeats, work_dir, say)
+        if peer and share == shares[-1]:
+            figures += _peer(log, work_dir, say)
+        shutil.rmtree(log.home.path)
+    figures += _freshness(work_dir, say)
+    write_json(json_path, machine, figures)
+    return figures
+
+
+def _make_log(work_dir: Path, events: int, share: float, say: Say) -> Log:
+    path = work_dir / f"log-{share}"
+    path.mkdir(parents=True)
+    home = config.load(path)
+    customers = min(CUSTOMERS, events)
+    say(f"writing about {events:,} events with ids, {share:.0%} of them twice")
+    plan = Plan(
+        seed=1,
+        customers=customers,
+        events_per_customer=events // customers,
+        first_period=PERIOD,
+        id_share=1.0,
+        duplicate_share=share,
+        late_share=0.0,
+        variety_share=0.0,
+    )
+    outcome = generate(plan, home)
+    return Log(home, share, outcome.line_count, outcome.event_count_planned)
+
+
+def _compare(log: Log, remembered: int, repeats: int, work_dir: Path, say: Say) -> list[Figure]:
+    label = f"{log.repeats_share:.0%} repeats, {remembered:,} ids remembered"
+    runs: dict[str, list[MeasuredRun]] = {ON: [], OFF: []}
+    rows = sizes = 0
+    for repeat in range(1, repeats + 1):
+        for window, kept in runs.items():
+            home = _fresh_home(work_dir / "run", window)
+            link_log(log.home, home)
+            if window == ON and remembered:
+                say(f"remembering {remembered:,} ids")
+                remember(home, remembered)
+            run = measure_home(home)
+            wanted = log.event_count if window == ON else log.line_count
+            if run.event_count != wanted:
+                raise OpentabError(f"the measured run billed {run.event_count:,} events of {wanted:,}")
+            if window == ON:
+                rows, sizes = _weight(home)
+            kept.append(run)
+            # Work is lines read, whatever became of them.
+            say(f"run {repeat} of {repeats}, {label}, dedupe {window}: {_rate(run, log):,.0f} lines/s")
+            shutil.rmtree(home.path)
+    pairs = zip(runs[ON], runs[OFF], strict=True)
+    ratios = [_rate(on, log) / _rate(off, log) for on, off in pairs]
+    memory = [run.memory_bytes_max.get(TOTAL, 0) / MEBIBYTE for run in runs[ON]]
+    return [
+        plain(f"with dedupe, {label}", [_rate(run, log) for run in runs[ON]], "lines/s"),
+        plain(f"without, {label}", [_rate(run, log) for run in runs[OFF]], "lines/s"),
+        at_least(f"with to without, {label}", ratios, "ratio", ON_TO_OFF_MIN),
+        plain(f"peak memory, {label}", memory, "MiB"),
+        plain(f"ledger bytes an id, {label}", [sizes / max(rows, 1)], "bytes"),
+    ]
+
+
+def _rate(run: MeasuredRun, log: Log) -> float:
+    """Lines a second behind the warm-up, or of the whole run where it is short."""
+    warm = run.warm_events_per_second or run.events_per_second
+    return warm * log.line_count / run.event_count
+
+
+def _fresh_home(path: Path, window: str) -> Home:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / "opentab.toml").write_text(f'[billing]\ndedupe_window = "{window}"\n', encoding="utf-8")
+    return config.load(path)
+
+
+def remember(home: Home, count: int) -> None:
+    """Put random keys into a new ledger, in a few runs, as if an earlier batch had counted them."""
+    journal = Journal.create(home.ledger, home.identity)
+    now_us = time.time_ns() // 1000
+    files: list[StagedFile] = []
+    for number in range(REMEMBERED_RUNS):
+        run = stage_run(
+            journal.root,
+            _random_rows(count // REMEMBERED_RUNS, seed=number, now_us=now_us),
+            run="bench",
+            batches=(1, 1),
+        )
+        files += [run] if run is not None else []
+    record = BatchRecord(
+        batch=1, run="bench", started_us=now_us, committed_us=now_us, partitions={}, taken={}, watermark_us=None,
+        final_us=None, newest_us=None, event_count=0, sum_micros="0", entry_rows=0, rejections={}, input_bytes=0,
+        rules=home.rules,
+    )  # fmt: skip
+    journal.commit(record, files)
+
+
+def _random_rows(count: int, *, seed: int, now_us: int) -> Iterator[pa.Table]:
+    """Rows in the order of their keys, some at a time: each part draws from a range of its own."""
+    dice = np.random.default_rng(seed)
+    parts = count // SLICE_ROWS + 1
+    for part in range(parts):
+        rows = count // parts
+        low, high = (-(2**63) + 2**64 * at // parts for at in (part, part + 1))
+        words = np.sort(dice.integers(low, high - 1, rows, dtype=np.int64, endpoint=True))
+        more = [dice.integers(1, 2**62, rows, dtype=np.int64) for _ in range(2)]
+        places = [np.full(rows, value, np.int64) for value in (now_us, 1)]
+        columns = [np.full(rows, 1, np.int64), words, *more, places[0]]
+        arrays = [pa.array(column) for column in columns]
+        partition = pa.array(["default"] * rows, pa.string())
+        yield pa.table([*arrays, partition, pa.array(places[1]), pa.array(np.arange(rows))], schema=SEEN)
+
+
+def _weight(home: Home) -> tuple[int, int]:
+    """Ids that the ledger remembers, and what their files weigh."""
+    journal = Journal.open(home.ledger, home.identity)
+    runs = journal.runs() if journal else []
+    root = home.ledger / "journal"
+    return sum(run.rows for run in runs), sum((root / run.path).path.stat().st_size for run in runs)
+
+
+def _peer(log: Log, work_dir: Path, say: Say) -> list[Figure]:
+    """The same events through Spark's own operator, with RocksDB, in a process of its own."""
+    say("the same through Spark's dropDuplicatesWithinWatermark")
+    command = [sys.executable, "-m", "opentab.lab.spark_dedupe_peer", str(log.home.log_path), str(work_dir / "peer")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OpentabError(f"Spark's own operator failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
+    rate, kept = done.stdout.split()[-2:]
+    if int(kept) != log.event_count:
+        raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
+    label = f"{log.repeats_share:.0%} repeats"
+    return [plain(f"Spark's dropDuplicatesWithinWatermark, {label}", [float(rate)], "lines/s")]
+
+
+def _freshness(work_dir: Path, say: Say) -> list[Figure]:
+    """What it adds to the freshness of small batches."""
+    p50_ms = {}
+    for window in (OFF, ON):
+        settings = f'[billing]\ndedupe_window = "{window}"\n'
+        path = work_dir / f"fresh-{window}"
+        measured = measure_freshness(path, seconds=FRESHNESS_SECONDS, rate=1_000, say=say, settings=settings)
+        p50_ms[window] = percentile(measured.visible_ms, 50)
+    added = p50_ms[ON] - p50_ms[OFF]
+    figures = [plain(f"p50 from accepted to visible, dedupe {w}", [ms], "ms") for w, ms in p50_ms.items()]
+    return [*figures, at_most("dedupe adds to the p50 of small batches", [added], "ms", FRESHNESS_MS_MAX)]

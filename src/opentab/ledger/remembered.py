@@ -1,0 +1,76 @@
+"""The runs of what was seen, opened to look up single keys: a few kilobytes of each are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from opentab.keys import Int64s
+from opentab.ledger.seen import MAPPED_ROWS, Run
+from opentab.place import Place
+from opentab.records import SEEN
+
+
+class Remembered:
+    """The runs of one journal, each open for as long as it is live. For one thread at a time."""
+
+    def __init__(self, root: Place) -> None:
+        self._root = root
+        self._opened: dict[str, _OpenRun] = {}
+
+    def rows(self, runs: Sequence[Run], keys: Sequence[tuple[int, int]]) -> pa.Table:
+        """All rows of these keys in these runs; other runs are let go."""
+        live = {run.path for run in runs}
+        for path in [path for path in self._opened if path not in live]:
+            self._opened.pop(path).file.close()
+        found = [SEEN.empty_table()]
+        for run in runs:
+            if run.path not in self._opened:
+                self._opened[run.path] = _OpenRun(self._root / run.path, run.rows)
+            found += [table for key in keys for table in self._opened[run.path].rows(key)]
+        return pa.concat_tables(found)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        self.rows([], [])
+
+
+class _OpenRun:
+    """One run: where each of its row groups begins and ends, and of a small one the keys' first words."""
+
+    def __init__(self, place: Place, rows: int) -> None:
+        self.file = pq.ParquetFile(place.inside, filesystem=place.filesystem, memory_map=place.filesystem is None)
+        at = self.file.schema_arrow.get_field_index("key_high")
+        metadata = self.file.metadata
+        groups = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+        self._lows = np.array([group.min for group in groups], np.int64)
+        self._highs = np.array([group.max for group in groups], np.int64)
+        self._keeps = rows < MAPPED_ROWS
+        self._kept: dict[int, Int64s] = {}
+
+    def rows(self, key: tuple[int, int]) -> list[pa.Table]:
+        """The rows of one key: the first word is looked for alone, and the rest is read where it is found."""
+        high, low = key
+        first, last = np.searchsorted(self._highs, high, "left"), np.searchsorted(self._lows, high, "right")
+        found = []
+        for group in range(int(first), int(last)):
+            words = self._words(group)
+            begin, end = np.searchsorted(words, high, "left"), np.searchsorted(words, high, "right")
+            if begin < end:
+                table = self.file.read_row_group(group, use_threads=False).select(SEEN.names).cast(SEEN)
+                alike = table.slice(int(begin), int(end - begin))
+                found.append(alike.filter(pc.equal(alike["key_low"], low)))
+        return found
+
+    def _words(self, group: int) -> Int64s:
+        words = self._kept.get(group)
+        if words is None:
+            table = self.file.read_row_group(group, columns=["key_high"], use_threads=False)
+            words = table["key_high"].to_numpy()
+            if self._keeps:
+                self._kept[group] = words
+        return words

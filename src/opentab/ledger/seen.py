@@ -1,0 +1,176 @@
+"""What was seen: sorted runs of keys in the journal, mapped where they are large, merged in tiers.
+
+A run is a file of the kind `seen`, sorted by the key. It never changes, so whoever needs it may keep it: a small one in
+memory, a large one as columns in a scratch file that is mapped and not loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from opentab.ledger.files import StagedFile, read_parquet, staged_writer
+from opentab.place import Place
+from opentab.records import SEEN
+
+COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
+MAPPED_ROWS = 65_536  # from here on a run is mapped
+ROW_GROUP_ROWS = 16_384  # a receipt reads one
+TIER_ROWS, TIER_RUNS = 4_096, 8  # each tier is so many times as large as the one below, and never has more runs
+SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
+SCRATCH_SECONDS = 3_600
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run's file, as tasks are told of it."""
+
+    path: str  # below the journal's root
+    rows: int
+
+
+class Columns(NamedTuple):
+    """A run's columns, sorted by `key_high`."""
+
+    key_high: npt.NDArray[np.int64]
+    key_low: npt.NDArray[np.int64]
+    payload: npt.NDArray[np.int64]
+    arrived_us: npt.NDArray[np.int64]
+    batch: npt.NDArray[np.int64]
+
+
+class Runs:
+    """The runs of one journal as this process has them."""
+
+    def __init__(self, root: Place) -> None:
+        self._root = root
+        name = hashlib.sha256(f"{os.getuid()}:{root.uri}".encode()).hexdigest()[:16]
+        self._scratch = Path(tempfile.gettempdir()) / f"opentab-seen-{name}"
+        self._loaded: dict[str, Columns] = {}
+
+    def load(self, runs: Sequence[Run]) -> list[Columns]:
+        """The columns of these runs; what is not among them is let go."""
+        self._loaded = {run.path: self._loaded.get(run.path) or self._columns(run) for run in runs}
+        self._sweep(runs)
+        return list(self._loaded.values())
+
+    def _columns(self, run: Run) -> Columns:
+        if run.rows < MAPPED_ROWS:
+            return Columns(*_read(self._root / run.path))
+        path = self._scratch / f"{Path(run.path).name}.npy"
+        if not path.exists():
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
+            aside = path.with_suffix(f".{secrets.token_hex(4)}.new")
+            try:
+                _write_columns(self._root / run.path, run.rows, aside)
+                aside.replace(path)
+            finally:
+                aside.unlink(missing_ok=True)
+        return Columns(*np.load(path, mmap_mode="r"))
+
+    def _sweep(self, runs: Sequence[Run]) -> None:
+        """Remove scratch files of runs that were merged away an hour ago or earlier."""
+        names = {f"{Path(run.path).name}.npy" for run in runs}
+        with suppress(OSError):
+            for path in self._scratch.iterdir():
+                if path.name not in names and time.time() - path.stat().st_mtime > SCRATCH_SECONDS:
+                    path.unlink()
+
+
+def _read(place: Place) -> list[npt.NDArray[np.int64]]:
+    table = read_parquet(place, columns=COLUMNS)
+    return [table[name].to_numpy() for name in COLUMNS]
+
+
+def _write_columns(place: Place, rows: int, path: Path) -> None:
+    """A run's columns one behind the other, as numpy maps them; a part of the run is in memory at a time."""
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(len(COLUMNS), rows))
+    at = 0
+    with pq.ParquetFile(place.inside, filesystem=place.filesystem) as file:
+        for batch in file.iter_batches(batch_size=SLICE_ROWS, columns=COLUMNS):
+            for column, name in enumerate(COLUMNS):
+                mapped[column, at : at + batch.num_rows] = batch.column(name).to_numpy()
+            at += batch.num_rows
+    mapped.flush()
+
+
+def sorted_run(table: pa.Table) -> pa.Table:
+    """Rows of the schema SEEN in the order of a run."""
+    order = np.argsort(table["key_high"].to_numpy(), kind="stable")
+    return table.take(pa.array(order))
+
+
+def stage_run(root: Place, tables: Iterator[pa.Table], *, run: str, batches: tuple[int, int]) -> StagedFile | None:
+    """Write a run aside from tables that are in order; None where there are no rows."""
+    with staged_writer(root, "seen", SEEN, run=run, batches=batches, row_group_rows=ROW_GROUP_ROWS) as writer:
+        for table in tables:
+            if table.num_rows:
+                writer.write(table)
+        staged = writer.finish()
+    return staged if staged.rows else None
+
+
+def tiers_to_merge(files: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Which runs are to become one: all of a tier that has too many."""
+    tiers: dict[int, list[dict[str, Any]]] = {}
+    for file in files:
+        tier = 0
+        while file["num_records"] >= TIER_ROWS * TIER_RUNS**tier:
+            tier += 1
+        tiers.setdefault(tier, []).append(file)
+    return [chosen for chosen in tiers.values() if len(chosen) >= TIER_RUNS]
+
+
+def merged_runs(
+    root: Place, files: Sequence[dict[str, Any]], *, run: str, forgotten_us: int | None
+) -> StagedFile | None:
+    """One run out of several, without what is forgotten; None where nothing is left."""
+    batches = (min(file["min.batch"] for file in files), max(file["max.batch"] for file in files))
+    return stage_run(root, _slices(root, files, forgotten_us), run=run, batches=batches)
+
+
+def _slices(root: Place, files: Sequence[dict[str, Any]], forgotten_us: int | None) -> Iterator[pa.Table]:
+    """The rows of all runs in order, one range of keys after the other."""
+    parquets = [
+        pq.ParquetFile((root / file["path"]).inside, filesystem=(root / file["path"]).filesystem) for file in files
+    ]
+    rows = sum(file["num_records"] for file in files)
+    slices = rows // SLICE_ROWS + 1
+    bounds = [-(2**63) + 2**64 * number // slices for number in range(slices)] + [2**63]
+    try:
+        for low, high in pairwise(bounds):
+            table = pa.concat_tables([rows_between(file, low, high) for file in parquets])
+            if forgotten_us is not None:
+                table = table.filter(pc.greater_equal(table["arrived_us"], forgotten_us))
+            yield sorted_run(table)
+    finally:
+        for file in parquets:
+            file.close()
+
+
+def rows_between(file: pq.ParquetFile, low: int, high: int) -> pa.Table:
+    """The rows of a run whose keys begin with a word from `low` on and below `high`: few row groups are read."""
+    at = file.schema_arrow.get_field_index("key_high")
+    groups = []
+    for number in range(file.metadata.num_row_groups):
+        statistics = file.metadata.row_group(number).column(at).statistics
+        if statistics.max >= low and statistics.min < high:
+            groups.append(number)
+    table = file.read_row_groups(groups).select(SEEN.names).cast(SEEN) if groups else SEEN.empty_table()
+    column = table["key_high"].to_numpy()
+    begin, end = np.searchsorted(column, low), len(column) if high > 2**63 - 1 else np.searchsorted(column, high)
+    return table.slice(int(begin), int(end) - int(begin))

@@ -1,0 +1,76 @@
+"""Inputs read again, one at a time, as they stand in the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opentab.config import Home
+from opentab.errors import LogError, LogUnreachable
+from opentab.ledger.receipt import Seen
+from opentab.log import open_topic
+from opentab.log.directory import DirectoryLog
+from opentab.pipeline.exact import Event, judge
+from opentab.records import Spot
+
+if TYPE_CHECKING:
+    from opentab.log.topic import Topic
+
+READ_SECONDS_MAX = 5.0
+PAUSE_SECONDS = 5.0  # brokers that did not answer are not asked again for so long
+
+
+class _Whose(msgspec.Struct, gc=False):
+    customer: str | None = None
+    subject: str | None = None
+    specversion: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class Reread:
+    """Reads a home's log by place, from any thread."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._unreachable: tuple[float, LogUnreachable] | None = None
+
+    def event(self, id_: str, source: str | None, seen: Seen) -> Event | None:
+        """The event that counted, judged by the rules of its batch; None if what stands there is another."""
+        line = self._line(seen.spot)
+        found = judge(line, arrived_us=seen.arrived_us, rules=seen.record.rules, calendar=self._home.calendar)
+        return found if isinstance(found, Event) and (found.id, found.source) == (id_, source) else None
+
+    def customer_of(self, raw: bytes) -> str | None:
+        """Whose an input is that could not be billed, as far as it can be told."""
+        try:
+            whose = msgspec.json.decode(raw, type=_Whose)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return whose.customer if whose.specversion is msgspec.UNSET else whose.subject
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if "_topic" in self.__dict__ and self._topic is not None:
+            self._topic.close()
+
+    def _line(self, spot: Spot) -> bytes:
+        if (spot.byte == 0) != (self._topic is not None):
+            raise LogError(f"{spot.place} stands in a log that is not this home's any more")
+        if self._topic is None:
+            return DirectoryLog(self._home.log_path).line(*spot)
+        with self._lock:
+            if self._unreachable is not None and time.monotonic() - self._unreachable[0] < PAUSE_SECONDS:
+                raise self._unreachable[1]
+            try:
+                return self._topic.line(int(spot.partition), spot.number, seconds_max=READ_SECONDS_MAX)
+            except LogUnreachable as error:
+                self._unreachable = (time.monotonic(), error)
+                raise
+
+    @cached_property
+    def _topic(self) -> Topic | None:
+        return open_topic(self._home)

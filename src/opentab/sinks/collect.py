@@ -1,0 +1,116 @@
+"""From the ledger into the outbox: every revision of every invoice, as it is issued."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import duckdb
+import pyarrow as pa
+
+from opentab.config import Home
+from opentab.errors import LedgerError, OpentabError
+from opentab.ledger.billed import connect
+from opentab.ledger.invoices import InvoiceFile, Invoices
+from opentab.ledger.statement import statement_texts
+from opentab.sinks.outbox import Outbox
+from opentab.sinks.parcel import Parcel, parcel_of
+
+TICK_SECONDS = 0.1
+LOOK_SECONDS = 10.0  # a look at the table itself, whatever its directory says
+TROUBLE_SECONDS = 5.0
+TAKE_UP_PARCELS = 2_000
+MEMORY_LIMIT = "512MB"
+
+
+class Collector:
+    """Follows a home's invoices."""
+
+    def __init__(self, home: Home, outbox: Outbox, *, say: Callable[[str], None]) -> None:
+        self._home = home
+        self._outbox = outbox
+        self._say = say
+        self.position = 0  # all invoices up to this batch are in the outbox, or were
+        self.has_looked = False  # whether what waits in the outbox is of this ledger and of its past
+        self.is_caught_up = False  # since the start, at least once
+        self.trouble: OpentabError | None = None  # why they cannot be read right now
+
+    async def follow(self) -> None:
+        """Take up whatever is issued, until cancelled; waits where a second try can help."""
+        seen: int | None = None
+        looked = 0.0
+        while True:
+            # A commit puts a file into the table's log.
+            now = _log_time(self._home)
+            if now != seen or time.monotonic() - looked > LOOK_SECONDS:
+                try:
+                    await self._take_up_new()
+                except OpentabError as error:
+                    self.trouble = error
+                    self.has_looked = True  # as far as can be known; what waits need not wait for the ledger
+                    if not error.retry_helps:
+                        raise
+                    await asyncio.sleep(TROUBLE_SECONDS)
+                    continue
+                self.trouble, self.is_caught_up = None, True
+                seen, looked = now, time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _take_up_new(self) -> None:
+        invoices = await asyncio.to_thread(Invoices.open, self._home.ledger)
+        if invoices is None:
+            self.has_looked = True
+            return
+        self._check_past(invoices)
+        self.has_looked = True
+        taken = self._outbox.files()
+        for file in sorted(invoices.files, key=lambda file: (file.position, file.period, file.path)):
+            count, whole = taken.get(_name(invoices, file), (0, False))
+            if not whole:
+                await self._take_up(invoices, file, count)
+        self.position = invoices.position
+
+    def _check_past(self, invoices: Invoices) -> None:
+        """Let go of what belongs to another ledger, or to a past that a restored one does not have."""
+        if self._outbox.ledger != invoices.id:
+            if self._outbox.ledger:
+                self._say("the outbox is of another ledger; every invoice of this one is delivered")
+            self._outbox.begin(invoices.id)
+        gone = self._outbox.files().keys() - {_name(invoices, file) for file in invoices.files}
+        if gone:
+            self._say("the ledger was restored to an earlier position; what is issued again is delivered again")
+            self._outbox.forget(gone)
+
+    async def _take_up(self, invoices: Invoices, file: InvoiceFile, count: int) -> None:
+        """Make parcels of a file, some at a time, from where it was left: its invoices keep their order."""
+        parcels = islice(_parcels(invoices, file, currency=self._home["billing.currency"]), count, None)
+        whole = False
+        while not whole:
+            some = await asyncio.to_thread(lambda: list(islice(parcels, TAKE_UP_PARCELS)))
+            whole = len(some) < TAKE_UP_PARCELS
+            self._outbox.take_up(_name(invoices, file), some, whole=whole, now_us=time.time_ns() // 1000)
+
+
+def _parcels(invoices: Invoices, file: InvoiceFile, *, currency: str) -> Iterator[Parcel]:
+    try:
+        with connect(threads=1, memory_limit=MEMORY_LIMIT) as connection:
+            texts = statement_texts(connection, invoices.rows_of([file]), currency=currency, all_revisions=True)
+            for text in texts:
+                yield parcel_of(text, ledger=invoices.id)
+    except (OSError, duckdb.Error, pa.ArrowException) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise LedgerError(f"the invoices {file.path} cannot be read: {reason}", retry_helps=True) from error
+
+
+def _name(invoices: Invoices, file: InvoiceFile) -> str:
+    """What stays the same of a file if the home is moved."""
+    return file.path
+
+
+def _log_time(home: Home) -> int:
+    try:
+        return (home.ledger.path / "invoices" / "_delta_log").stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,258 @@
+"""Every event counts once: any interleaving of events and repeats, cut into any batches and tasks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
+from opentab.audit.verify import verify
+from opentab.config import Home
+from opentab.keys import key_of, keys_of, payloads_of
+from opentab.ledger import seen
+from opentab.ledger.journal import Journal
+from opentab.ledger.rejections import rejection_rows
+from opentab.ledger.totals import customer_totals
+from opentab.log import Producer
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+MINUTE_US = 60_000_000
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One input: who it says it is, what it says, and when and where it came."""
+
+    id: str | None
+    amount: int  # in units
+    customer: str = "emma"
+    source: str | None = None
+    reverses: str | None = None
+    partition: str = "a"
+    minute: int = 0
+
+    def line(self) -> str:
+        event: dict[str, object] = {"type": "CALL", "amount": str(self.amount)}
+        if self.reverses is not None:
+            event |= {"reverses": self.reverses, "reason": "a mistake", "actor": "ann"}
+        if self.source is not None:
+            outer = {
+                "specversion": "1.0",
+                "source": self.source,
+                "subject": self.customer,
+                "type": "usage",
+                "data": event,
+            }
+        else:
+            outer = event | {"customer": self.customer}
+        return json.dumps(outer | {"time": "2026-01-15T12:00:00Z"} | ({"id": self.id} if self.id is not None else {}))
+
+
+@dataclass
+class Rule:
+    """ADR 16 once more, as plainly as it can be said."""
+
+    window_us: int
+    counted: dict[tuple[str | None, str], tuple[int, object, int]] = field(default_factory=dict)
+    reversed: dict[tuple[str | None, str], int] = field(default_factory=dict)
+    total: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    duplicates: int = 0
+    rejections: Counter[str] = field(default_factory=Counter)
+
+    def bill(self, batch: int, inputs: list[tuple[int, str, int, int, Sent]]) -> None:
+        before = dict(self.counted)
+        for arrived_us, _, _, _, sent in sorted(inputs, key=lambda row: row[:4]):
+            values = (sent.customer, sent.amount, (sent.source, sent.reverses) if sent.reverses else None)
+            key = (sent.source, sent.id) if sent.id else None
+            last = self.counted.get(key) if key else None
+            if last is not None and arrived_us - last[0] <= self.window_us:
+                if last[1] == values:
+                    self.duplicates += 1
+                else:
+                    self.rejections["conflicting_duplicate"] += 1
+                continue
+            amount = sent.amount
+            if sent.reverses:
+                original = (sent.source, sent.reverses)
+                found = before.get(original)
+                if found is None or arrived_us - found[0] > self.window_us:
+                    self.rejections["reversal_unknown"] += 1
+                    continue
+                if self.reversed.get(original, 0) > found[2]:
+                    self.rejections["reversal_twice"] += 1
+                    continue
+                if found[1] != (sent.customer, sent.amount, None):
+                    self.rejections["reversal_mismatch"] += 1
+                    continue
+                self.reversed[original] = batch
+                amount = -amount
+            if key:
+                self.counted[key] = (arrived_us, values, batch)
+            self.total[sent.customer] += amount
+            self.events += 1
+
+
+def bill_history(
+    path: Path, batches: list[tuple[int, list[Sent]]], *, window: str, compact: bool = True
+) -> tuple[Home, Rule]:
+    """Bill batches of inputs, each with so many tasks, and hold them against the rule."""
+    home = new_home(
+        path / "home", f'[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\ndedupe_window = "{window}"\n'
+    )
+    rule = Rule(home.rules.dedupe_us)
+    for number, (tasks, inputs) in enumerate(batches, start=1):
+        job = open_job(home, f"run{number}")
+        placed = []
+        by_segment: dict[tuple[str, int], list[Sent]] = {}
+        for sent in inputs:
+            by_segment.setdefault((sent.partition, sent.minute), []).append(sent)
+        for (partition, minute), sents in by_segment.items():
+            producer = Producer(log_of(job), partition, clock=lambda minute=minute: START + timedelta(minutes=minute))
+            segment = producer.append("".join(f"{sent.line()}\n" for sent in sents).encode())
+            arrived_us = log_of(job).header(partition, segment).arrived_us
+            placed += [(arrived_us, partition, segment, at, sent) for at, sent in enumerate(sents)]
+        names = names_of(log_of(job), log_of(job).unread(job.positions), 1000)
+        if not names:
+            continue
+        record = job.bill(SegmentFrame(job, names, tasks))
+        rule.bill(record.batch, placed)
+        assert record.event_count == rule.events - sum(
+            r.event_count for r in job.journal.batches(upto=record.batch - 1)
+        )
+        if compact and number % 2:
+            job.journal.compact(run=f"merge{number}", files_max=2)
+    return home, rule
+
+
+def check(home: Home, rule: Rule) -> Journal:
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None
+    records = journal.batches()
+    assert sum(record.duplicates for record in records) == rule.duplicates
+    assert Counter(row["reason"] for row in rejection_rows(journal)) == rule.rejections
+    totals = {total.customer: total.amount_micros // 1_000_000 for total in customer_totals(journal, home.calendar)}
+    assert totals == dict(rule.total)
+    report = verify(home, journal)
+    assert report.agrees, [sample for check in report.checks for sample in check.samples]
+    return journal
+
+
+ids = st.sampled_from(["x", "y", "z", None])
+sents = st.builds(
+    Sent,
+    id=ids,
+    amount=st.integers(1, 2),
+    customer=st.sampled_from(["emma", "ann"]),
+    source=st.sampled_from([None, None, "s"]),
+    reverses=st.sampled_from([None, None, None, "x", "y"]),
+    partition=st.sampled_from(["a", "b"]),
+    minute=st.integers(0, 30),
+)
+histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), min_size=1, max_size=5)
+
+
+@settings(max_examples=40)
+@given(histories, st.sampled_from(["unbounded", "7d", "10m", "1ms"]))
+@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d")
+@example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d")
+@example([(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])], "7d")
+@example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m")
+@example([(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m")
+def test_any_history_gives_the_bill_of_distinct_events(history: list[tuple[int, list[Sent]]], window: str) -> None:
+    minute = 0
+    later = []
+    for tasks, inputs in history:  # batches take what came before what the next one takes
+        later.append((tasks, [Sent(**{**sent.__dict__, "minute": minute + sent.minute}) for sent in inputs]))
+        minute += 31
+    with TemporaryDirectory() as directory:
+        check(*bill_history(Path(directory), later, window=window))
+
+
+def test_off_counts_everything(tmp_path: Path) -> None:
+    home, _ = new_home(tmp_path / "home", '[billing]\ndedupe_window = "off"\n'), None
+    job = open_job(home, "run")
+    Producer(log_of(job), "a").append(f"{Sent('x', 1).line()}\n{Sent('x', 1).line()}\n".encode())
+    record = job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
+    assert (record.event_count, record.duplicates) == (2, 0)
+    assert job.journal.runs() == []
+
+
+def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
+    """Their number stays small, and what the window has passed is dropped."""
+    batches = [(1, [Sent(f"{n}-{k}", 1, minute=n) for k in range(3)]) for n in range(40)]
+    home, rule = bill_history(tmp_path, batches, window="10m")
+    journal = check(home, rule)
+    assert len(journal.runs()) < 2 * seen.TIER_RUNS
+    rows = sum(run.rows for run in journal.runs())
+    assert rows < 3 * 40
+    keys = pa.concat_tables([journal.seen().to_table()])["key_high"].to_pylist()
+    assert len(set(keys)) == len(keys)
+
+
+def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "MAPPED_ROWS", 2)
+    monkeypatch.setattr(seen, "SLICE_ROWS", 3)
+    batches = [(2, [Sent(f"{k}", 1, minute=n, partition="ab"[k % 2]) for k in range(n, n + 5)]) for n in range(20)]
+    home, rule = bill_history(tmp_path, batches, window="unbounded")
+    check(home, rule)
+    assert rule.events == 24
+
+
+def test_keys_are_murmur3() -> None:
+    """By its published values, whatever the length, alone or among others."""
+    texts = {"": (0, 0), "hello": (0xCBD8A7B341BD9B02, 0x5B1E906A48AE1D19), "hello, world": (0x342FAC623A5EBC8E, 0x4CDCBC079642414D),
+             "The quick brown fox jumps over the lazy dog": (0xE34BBC7BBC071B6C, 0x7A433CA9C49A9347)}  # fmt: skip
+    high, low = keys_of(list(texts))
+    assert [(one % 2**64, two % 2**64) for one, two in zip(high.tolist(), low.tolist(), strict=True)] == list(
+        texts.values()
+    )
+
+
+@given(st.lists(st.text(max_size=80), max_size=8), st.integers(0, 3))
+def test_a_key_does_not_depend_on_its_company(texts: list[str], seed: int) -> None:
+    high, low = keys_of(texts, seed)
+    for at, text in enumerate(texts):
+        alone = keys_of([text], seed)
+        assert (high[at], low[at]) == (alone[0][0], alone[1][0])
+
+
+def test_sources_and_reversals_have_keys_of_their_own() -> None:
+    keys = {
+        key_of("a"),
+        key_of("a", "s"),
+        key_of("a", ""),
+        key_of("as", ""),
+        key_of("", "as"),
+        key_of("a", reversal=True),
+    }
+    keys |= {key_of("a", "s", reversal=True), key_of("x" * 600), key_of("x" * 600, "s"), key_of("x" * 601)}
+    assert len(keys) == 10
+
+
+def test_payloads_differ_with_each_value() -> None:
+    def payload(at_us: int = 1, amount: int = 1, customer: str = "emma", kind: str = "CALL") -> int:
+        columns = (np.array([at_us]), np.array([amount]), pa.array([customer]), pa.array([kind]))
+        return int(payloads_of(*columns)[0])
+
+    values = [
+        payload(),
+        payload(at_us=2),
+        payload(amount=2),
+        payload(customer="emmb"),
+        payload(kind="DATA"),
+        payload(2, 1),
+        payload(1, 2),
+    ]
+    assert len(set(values)) == 5
+    assert payload() == payload()
