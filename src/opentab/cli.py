@@ -91,7 +91,13 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--home", "home_dir", metavar="DIR", help="the deployment [OPENTAB_HOME, ./opentab-home]")
     @wraps(command)
     def with_home(*args: Any, home_dir: str | None, **options: Any) -> Any:
-        return command(config.load(config.home_path(home_dir)), *args, **options)
+        home = config.load(config.home_path(home_dir))
+        if home.ledger.is_local:
+            return command(home, *args, **options)
+        from opentab.ledger.trouble import reading
+
+        with reading(home.ledger):
+            return command(home, *args, **options)
 
     return with_home
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from opentab import s3
 from opentab.errors import ConfigError
 from opentab.events import Rules
 from opentab.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
@@ -194,6 +195,20 @@ def _port(setting: Setting, value: Any) -> int:
     return value
 
 
+def _ledger_uri(setting: Setting, value: Any) -> str:
+    uri = _text(setting, value)
+    if "://" in uri and not uri.startswith("file://"):
+        uri = uri.rstrip("/")
+        s3.check_uri(uri)
+    return uri
+
+
+def _storage(setting: Setting, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{setting.name} must be a section", hint=f"write [{setting.name}] on its own line")
+    return s3.check_options(value)
+
+
 SETTINGS = [
     Setting("billing", "currency", '"EUR"', _currency, "fixed once the home is in use"),
     Setting("billing", "zone", '"UTC"', _zone, "IANA time zone of days and months; fixed, too"),
@@ -263,7 +278,11 @@ SETTINGS = [
         "a closing over more rows is computed by Spark's tasks, a smaller one beside the stream by one process",
     ),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),
-    Setting("ledger", "uri", '"ledger"', _text, "a directory, relative to the home"),
+    Setting("ledger", "uri", '"ledger"', _ledger_uri, "a directory, relative to the home, or s3://bucket/prefix"),
+    Setting(
+        "ledger", "storage", "{}", _storage,
+        "how to reach that bucket, beside the AWS variables of the environment; as a section [ledger.storage]",
+    ),
     Setting(
         "invoices", "uri", '"invoices"', _text,
         "a directory for the invoice files, relative to the home",
@@ -309,7 +328,7 @@ class Home:
     """A deployment: its directory and its settings."""
 
     path: Path
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)  # secrets among them
     spark: Mapping[str, str] = field(default_factory=dict)
     kafka_more: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by the names of TABLES
 
@@ -350,7 +369,8 @@ class Home:
 
     @property
     def ledger(self) -> Place:
-        return Place.of(self._local("ledger.uri"))
+        uri = str(self["ledger.uri"])
+        return Place(uri, self["ledger.storage"]) if uri.startswith(s3.SCHEME) else Place.of(self._local("ledger.uri"))
 
     @property
     def invoices_path(self) -> Path:

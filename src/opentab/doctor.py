@@ -82,7 +82,8 @@ def _ledger(home: Home) -> Finding:
         journal = Journal.open(home.ledger, home.identity)
     except OpentabError as error:
         return Finding("ledger", False, error.fact, error.hint or "")
-    return Finding("ledger", True, f"position {journal.position if journal else 0}")
+    place = "" if home.ledger.is_local else f" at {home.ledger}"
+    return Finding("ledger", True, f"position {journal.position if journal else 0}{place}")
 
 
 def _sink(home: Home) -> Finding | None:

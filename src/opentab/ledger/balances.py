@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import duckdb
 import pyarrow as pa
@@ -15,7 +16,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab import crash
-from opentab.errors import LedgerError
 from opentab.ledger.billed import connect, register, status_of
 from opentab.ledger.files import stage
 from opentab.ledger.journal import Journal
@@ -24,11 +24,12 @@ from opentab.ledger.table import (
     add_action,
     check_version,
     create_table,
+    look_at,
     open_table,
     sweep,
-    trouble,
     write_actions,
 )
+from opentab.ledger.trouble import unreadable, unwritable
 from opentab.periods import Calendar
 from opentab.place import Place
 from opentab.records import BALANCE
@@ -76,11 +77,14 @@ def latest(ledger: Place) -> Snapshot:
     """The newest snapshot; at batch 0 and empty where none was written."""
     root = ledger / "balances"
     try:
-        table = open_table(root)
+        return look_at(root, partial(_snapshot, root))
     except TableNotFoundError:
         return empty()
     except (DeltaError, OSError) as error:
-        raise LedgerError(f"the balances {root} cannot be read: {error}", retry_helps=True) from error
+        raise unreadable(root, error) from error
+
+
+def _snapshot(root: Place, table: DeltaTable) -> Snapshot:
     check_version(root, table.metadata().configuration)
     batch = table.transaction_version(APP) or 0
     names = sorted(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
@@ -169,9 +173,9 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
     except CommitFailedError as error:
         if "Concurrent transaction" in str(error):
             return None  # someone else was faster
-        raise trouble(root, error) from error
+        raise unwritable(root, error) from error
     except (DeltaError, OSError) as error:
-        raise trouble(root, error) from error
+        raise unwritable(root, error) from error
     return upto
 
 

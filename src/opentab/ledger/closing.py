@@ -25,7 +25,7 @@ from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD, issue_over
 from opentab.ledger.journal import Journal
 from opentab.ledger.rounds import Round
-from opentab.ledger.table import trouble
+from opentab.ledger.trouble import unwritable
 from opentab.periods import Calendar, Period, month_number, to_us
 from opentab.place import Place
 
@@ -233,7 +233,7 @@ def close_round(
             retry_helps=True,
         ) from error
     except (OSError, duckdb.IOException) as error:
-        raise trouble(invoices.root, error) from error
+        raise unwritable(invoices.root, error) from error
     if not staged.files:
         return None
     crash.moment("closing_staged")

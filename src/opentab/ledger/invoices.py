@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from opentab.errors import Fenced, LedgerError
+from opentab.errors import Fenced
 from opentab.ledger.files import StagedFile
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.table import (
     add_action,
     check_version,
     create_table,
+    look_at,
     make_durable,
-    open_table,
     sweep,
-    trouble,
     write_actions,
 )
+from opentab.ledger.trouble import unreadable, unwritable
 from opentab.periods import Period
 from opentab.place import Place
 
@@ -59,13 +60,13 @@ class Invoices:
         """The invoices of a ledger, or None where none was ever due."""
         root = ledger / "invoices"
         try:
-            table = open_table(root)
-            check_version(root, table.metadata().configuration)
-            return cls(root, table)
+            invoices = look_at(root, partial(cls, root))
+            check_version(root, invoices._table.metadata().configuration)
+            return invoices
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise LedgerError(f"the invoices {root} cannot be read: {error}", retry_helps=True) from error
+            raise unreadable(root, error) from error
 
     @classmethod
     def create(cls, ledger: Place) -> Invoices:
@@ -77,7 +78,7 @@ class Invoices:
         try:
             table = create_table(root, INVOICE_OF_PERIOD, configuration=CONFIGURATION, partition_by="period")
         except (DeltaError, OSError) as error:
-            raise trouble(root, error) from error
+            raise unwritable(root, error) from error
         return cls(root, table)
 
     @property
@@ -135,9 +136,9 @@ class Invoices:
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 raise fenced(position) from error
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
         except (DeltaError, OSError) as error:
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
         if self.position != position:
             raise fenced(self.position)
 
@@ -146,7 +147,7 @@ class Invoices:
         try:
             return sweep(self._table)
         except (DeltaError, OSError) as error:
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
 
     def _see(self) -> None:
         self._position = self._table.transaction_version(APP) or 0

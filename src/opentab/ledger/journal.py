@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,13 +28,14 @@ from opentab.ledger.table import (
     add_action,
     check_version,
     create_table,
+    look_at,
     make_durable,
     open_table,
     remove_action,
     sweep,
-    trouble,
     write_actions,
 )
+from opentab.ledger.trouble import unreadable, unwritable
 from opentab.place import Place
 from opentab.records import BATCH, KINDS, BatchRecord
 
@@ -75,11 +77,11 @@ class Journal:
         """
         root = ledger / "journal"
         try:
-            journal = cls(root, open_table(root))
+            journal = look_at(root, partial(cls, root))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise LedgerError(f"the journal {root} cannot be read: {error}", retry_helps=True) from error
+            raise unreadable(root, error) from error
         configuration = journal._table.metadata().configuration
         check_version(root, configuration)
         _check_identity(configuration, identity)
@@ -96,7 +98,7 @@ class Journal:
         try:
             table = create_table(root, table_schema(), configuration=configuration)
         except (DeltaError, OSError) as error:
-            raise trouble(root, error) from error
+            raise unwritable(root, error) from error
         return cls(root, table)
 
     def refresh(self) -> None:
@@ -105,7 +107,7 @@ class Journal:
             self._table.update_incremental()
             self._see()
         except (DeltaError, OSError) as error:
-            raise LedgerError(f"the journal {self.root} cannot be read: {error}", retry_helps=True) from error
+            raise unreadable(self.root, error) from error
 
     @property
     def position(self) -> int:
@@ -185,14 +187,15 @@ class Journal:
             slow = time.monotonic() - started > SLEEP_SECONDS
             if self.position != record.batch or (slow and self._run_of(record.batch) != record.run):
                 raise fenced(self.position)
-        except CommitFailedError as error:
-            if "Concurrent transaction" in str(error):
-                raise fenced(record.batch) from error
-            raise trouble(self.root, error) from error
         except (DeltaError, OSError) as error:
-            if self._overtaken(record):
+            found = self._found(record.batch)
+            if not self.root.is_local and found is not None and _same(found, record):
+                # The bucket took the commit and its answer was lost: the second try met the first one.
+                self.refresh()
+            elif (found is not None and found.run != record.run) or "Concurrent transaction" in str(error):
                 raise fenced(record.batch) from error
-            raise trouble(self.root, error) from error
+            else:
+                raise unwritable(self.root, error) from error
         finally:
             self._files = None
 
@@ -219,9 +222,9 @@ class Journal:
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 return 0  # someone else was faster; our files stay unnamed and are swept
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
         except (DeltaError, OSError) as error:
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
         crash.moment("compacted")
         return merged
 
@@ -230,7 +233,7 @@ class Journal:
         try:
             return sweep(open_table(self.root))
         except (DeltaError, OSError) as error:
-            raise trouble(self.root, error) from error
+            raise unwritable(self.root, error) from error
 
     def live_files(self) -> int:
         """How many files the journal consists of."""
@@ -239,17 +242,20 @@ class Journal:
     def _see(self) -> None:
         """Take the position from the handle. The handle would read it from the log whenever it is
         asked, and by then the log may be cleared away; the files it knows by heart."""
-        self._position = self._table.transaction_version(JOURNAL_APP) or 0
         self._files = None
+        if self.root.is_local:
+            self._position = self._table.transaction_version(JOURNAL_APP) or 0
+        else:
+            # To read the log of a bucket is a request for each commit. A batch's own file has the same number.
+            self._position = max((file["max.batch"] for file in self._of_kind("batch")), default=0)
 
-    def _overtaken(self, record: BatchRecord) -> bool:
-        """Whether another run has this batch: while we slept, the log that our handle knew was cleared."""
+    def _found(self, batch: int) -> BatchRecord | None:
+        """A batch as it stands now, on a new handle: while we slept, the log that ours knew may have been cleared."""
         try:
-            journal = Journal(self.root, open_table(self.root))
-            found = journal.batches(after=record.batch - 1, upto=record.batch)
+            journal = look_at(self.root, partial(Journal, self.root))
+            return journal.batches(after=batch - 1, upto=batch)[0] if journal.position >= batch else None
         except (LedgerError, DeltaError, OSError):
-            return False
-        return any(other.run != record.run for other in found)
+            return None
 
     def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> AddAction:
         tables = [read_parquet(self.root / f["path"]) for f in chosen]
@@ -304,6 +310,10 @@ def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, 
         if len(taken) > 1:
             chosen.append(taken)
     return chosen
+
+
+def _same(one: BatchRecord, other: BatchRecord) -> bool:
+    return msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
 def _check_identity(configuration: Mapping[str, str | None], identity: dict[str, str]) -> None:

@@ -1,19 +1,20 @@
-"""What all tables of the ledger have in common: versions, file actions, and what their errors mean."""
+"""What all tables of the ledger have in common: their making, versions and file actions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.disk import sync
-from opentab.errors import DiskFull, LedgerError, SchemaMismatch, means_disk_full
+from opentab.errors import SchemaMismatch
 from opentab.ledger.files import StagedFile
 from opentab.place import Place
 from opentab.records import SCHEMA_VERSION
@@ -31,11 +32,32 @@ TABLE_CONFIGURATION = {
     "delta.logRetentionDuration": f"interval {LOG_RETENTION_SECONDS} seconds",
     "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
 }
+# In a bucket each commit behind the checkpoint is a request to who opens the table, and opening takes longer.
+BUCKET_CONFIGURATION = {"delta.checkpointInterval": "10", "delta.logRetentionDuration": "interval 60 seconds"}
+LOOKS_MAX = 3
+
+Seen = TypeVar("Seen")
 
 
 def open_table(root: Place) -> DeltaTable:
     """The table at a place, as it is now."""
-    return DeltaTable(root.uri)
+    return DeltaTable(root.uri, storage_options=root.delta_options)
+
+
+def look_at(root: Place, look: Callable[[DeltaTable], Seen]) -> Seen:
+    """What someone sees in a table.
+
+    In a bucket its commits may be cleared away between the look at their names and at them: then it looks again.
+    """
+    for _ in range(0 if root.is_local else LOOKS_MAX - 1):
+        try:
+            return look(open_table(root))
+        except TableNotFoundError:
+            raise
+        except DeltaError as error:
+            if "not found" not in str(error).lower():
+                raise
+    return look(open_table(root))
 
 
 def create_table(
@@ -48,8 +70,13 @@ def create_table(
         schema,
         mode="ignore",
         partition_by=[partition_by],
-        configuration=dict(configuration) | {VERSION_KEY: str(SCHEMA_VERSION)},
+        configuration={
+            **configuration,
+            **({} if root.is_local else BUCKET_CONFIGURATION),
+            VERSION_KEY: str(SCHEMA_VERSION),
+        },
         raise_if_key_not_exists=False,
+        storage_options=root.delta_options,
     )
 
 
@@ -92,7 +119,9 @@ def write_actions(
 
 
 def make_durable(root: Place, table: DeltaTable, version_before: int) -> None:
-    """Let the commits behind a version outlive a power cut."""
+    """Let the commits behind a version outlive a power cut. A bucket has made them durable by itself."""
+    if not root.is_local:
+        return
     log = root.path / LOG_NAME
     for version in range(version_before + 1, table.version() + 1):
         with suppress(FileNotFoundError):
@@ -101,7 +130,9 @@ def make_durable(root: Place, table: DeltaTable, version_before: int) -> None:
 
 
 def news_of(root: Place) -> object:
-    """Something that is another after each commit. A look at a directory costs next to nothing."""
+    """Something that is another after each commit. To look costs next to nothing, or a request."""
+    if not root.is_local:
+        return sorted((root / LOG_NAME).names())
     try:
         return (root / LOG_NAME).path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -141,13 +172,6 @@ def remove_action(file: dict[str, Any]) -> RemoveAction:
         size=file["size_bytes"],
         partition_values={"kind": file["partition.kind"]},
     )
-
-
-def trouble(root: Place, error: Exception) -> LedgerError | DiskFull:
-    """What an error of the tables means for a user."""
-    if means_disk_full(error):
-        return DiskFull(str(root))
-    return LedgerError(f"the ledger {root} cannot be written: {error}", retry_helps=True)
 
 
 def _now_ms() -> int:

@@ -15,15 +15,20 @@ import pyarrow.dataset as ds
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from opentab.errors import LedgerError
 from opentab.ledger.billed import connect
 from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
 from opentab.ledger.issue import ISSUED, issue_over
+from opentab.place import Place
+from opentab.records import BALANCE, ENTRY
 
 REPORT_SCHEMA = "report binary"
 MEMORY_LIMIT = "512MB"  # of a task; the rest goes to the disk
 POOL = "closing"
+READING_TASKS = 4  # a core
+READING_ROWS = 65_536
 
 
 def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order) -> Staged:
@@ -54,7 +59,8 @@ def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
     parts = [_billed(spark, closing, since)] if since else []
     if files:
         micros = F.col("sum_micros").cast("decimal(38,0)").alias("micros")
-        parts.append(spark.read.parquet(*files).select("period", "customer", own_month, "type", micros, "event_count"))
+        rows = _rows(spark, closing.journal.root, files, BALANCE)
+        parts.append(rows.select("period", "customer", own_month, "type", micros, "event_count"))
     return reduce(DataFrame.unionByName, parts)
 
 
@@ -62,7 +68,8 @@ def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFram
     """The entries since the snapshot, each with the period that it is billed in."""
     after = closing.snapshot.batch
     facts, ends = (closing.connection.table(name).to_arrow_table() for name in ("batch_facts", "period_ends"))
-    entries = spark.read.parquet(*files).where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
+    rows = _rows(spark, closing.journal.root, files, ENTRY)
+    entries = rows.where((F.col("batch") > after) & (F.col("batch") <= closing.upto))
     is_final = F.col("end_us") <= F.col("final_before_us")
     return (
         entries.withColumn("own_month", F.year("day") * 12 + F.month("day") - 1)
@@ -77,6 +84,25 @@ def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFram
             "event_count",
         )
     )
+
+
+def _rows(spark: SparkSession, ledger: Place, files: list[str], schema: pa.Schema) -> DataFrame:
+    """The rows of some files of the ledger. Spark itself reads a disk; a bucket is read by its tasks."""
+    if ledger.is_local:
+        return spark.read.parquet(*files)
+    tasks = min(len(files), READING_TASKS * spark.sparkContext.defaultParallelism)
+    numbers = spark.range(0, len(files), 1, tasks)
+    return numbers.mapInArrow(partial(read_files, ledger=ledger, files=files, schema=schema), from_arrow_schema(schema))
+
+
+def read_files(
+    numbers: Iterable[pa.RecordBatch], ledger: Place, files: list[str], schema: pa.Schema
+) -> Iterable[pa.RecordBatch]:
+    """The body of mapInArrow: the numbers of files come in, their rows go out."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            rows = ds.dataset(files[number], schema=schema, format="parquet", filesystem=ledger.filesystem)
+            yield from rows.scanner(batch_size=READING_ROWS, use_threads=False).to_batches()
 
 
 def stage_part(batches: Iterable[pa.RecordBatch], order: Order) -> Iterable[pa.RecordBatch]:

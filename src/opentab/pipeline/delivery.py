@@ -9,6 +9,7 @@ from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
+from opentab.ledger.trouble import reading
 from opentab.sinks.files import export_missing
 from opentab.sinks.rejections import DeadLetters, dead_letters
 
@@ -50,7 +51,8 @@ class Delivery:
                 # One that is gone does not hold up the other.
                 for what in (deliver, partial(publish_rejections, letters=letters)):
                     try:
-                        what(self._home)
+                        with reading(self._home.ledger):
+                            what(self._home)
                     except OpentabError as error:
                         troubles.append(error)
             except BaseException as error:

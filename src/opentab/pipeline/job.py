@@ -15,6 +15,7 @@ from opentab import crash
 from opentab.config import Home
 from opentab.errors import DiskFull, LedgerBug, OpentabError, TasksFailed, means_disk_full
 from opentab.ledger.journal import Journal, fenced
+from opentab.ledger.trouble import unwritable
 from opentab.periods import first_day, to_us
 from opentab.pipeline.source import Portion, Source
 from opentab.pipeline.task import Order, Report
@@ -166,11 +167,13 @@ class Job:
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
+        if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
+            return unwritable(self.journal.root, error)
         if not isinstance(error, PySparkException):
             return error
         ours = isinstance(error, PythonException)
         return (OpentabError if ours else TasksFailed)(
-            f"a Spark task failed: {_last_line(str(error))}",
+            f"a Spark task failed: {self.journal.root.without_secrets(_last_line(str(error)))}",
             hint=f"see {self.home.logs_path / 'spark.log'}",
             retry_helps=not ours,
         )

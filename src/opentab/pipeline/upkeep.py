@@ -10,6 +10,7 @@ from opentab.errors import OpentabError
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
+from opentab.ledger.trouble import reading
 from opentab.pipeline.closer import Closer
 
 SWEEP_SECONDS = 600
@@ -60,7 +61,8 @@ class Upkeep:
                 continue
             seen = self._batches
             try:
-                self._work()
+                with reading(self._home.ledger):
+                    self._work()
                 self.trouble = None
             except OpentabError as error:
                 if not error.retry_helps:

@@ -11,12 +11,16 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.table import news_of
+from opentab.ledger.trouble import reading
 from opentab.replica.follower import Follower
 from opentab.replica.presence import tell
 from opentab.replica.trouble import clear_trouble, write_trouble
 
 POLL_SECONDS = 0.02
 TELL_SECONDS = 1.0
+# A look at a bucket is two requests that are paid for, and a word to it is a third.
+BUCKET_POLL_SECONDS = 0.5
+BUCKET_TELL_SECONDS = 5.0
 TROUBLE_SECONDS = 1.0
 
 
@@ -28,21 +32,26 @@ def follow(home: Home, *, parent: int) -> None:
     follower = Follower(home)
     seen: list[object] | None = None
     told = 0.0
+    ledger = home.ledger
+    poll_seconds = POLL_SECONDS if ledger.is_local else BUCKET_POLL_SECONDS
+    tell_seconds = TELL_SECONDS if ledger.is_local else BUCKET_TELL_SECONDS
     while os.getppid() == parent:
-        if time.monotonic() - told > TELL_SECONDS:
-            tell(home.ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
+        if time.monotonic() - told > tell_seconds:
+            tell(ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
             told = time.monotonic()
-        now = [news_of(home.ledger / table) for table in ("journal", "invoices")]
-        if now == seen:
-            time.sleep(POLL_SECONDS)
-            continue
         try:
-            while follower.step() is not None:
-                pass
+            with reading(ledger):
+                now = [news_of(ledger / table) for table in ("journal", "invoices")]
+                if now == seen:
+                    time.sleep(poll_seconds)
+                    continue
+                while follower.step() is not None:
+                    pass
         except OpentabError as error:
             write_trouble(home.replica_path, str(error), now_us=time.time_ns() // 1000)
             if not error.retry_helps:
                 raise
+            seen = None
             time.sleep(TROUBLE_SECONDS)
         else:
             seen = now

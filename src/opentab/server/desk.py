@@ -15,9 +15,9 @@ import msgspec
 from opentab.config import Home
 from opentab.errors import ReplicaError
 from opentab.ledger.journal import Journal
+from opentab.ledger.trouble import reading
 from opentab.ledger.usage import usage
 from opentab.periods import Period, day_of_number, first_day, last_day
-from opentab.replica.presence import present
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -92,7 +92,8 @@ class Desk:
         self.home = home
         self._reader = reader
         self._archive = Archive(home)
-        self._pulse = Pulse(home.ledger)
+        self._ledger = home.ledger
+        self._pulse = Pulse(self._ledger)
         self._moment: Moment | None = None
 
     def answer(self, ask: Ask, conditions: Conditions = Conditions(), form: Form = AS_JSON) -> Reply:  # noqa: B008
@@ -106,7 +107,7 @@ class Desk:
             headers = _headers(fresh, form)
             if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
                 return Reply(304, b"", headers)
-            found = ask(answers)
+            found = self._asked(ask, answers)
         if found is None:
             raise Problem(404, "nothing was billed there", more=fresh.as_json())
         body = found if isinstance(found, dict) else {"items": found}
@@ -118,7 +119,7 @@ class Desk:
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
             fresh = self._freshness(answers.moment)
-            found = ask(answers)
+            found = self._asked(ask, answers)
         return fresh.position, {**found, **fresh.as_json()}, found
 
     def pulse(self) -> dict[str, object]:
@@ -132,7 +133,7 @@ class Desk:
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in present(self.home.ledger, now_us=now_us)
+            for one in self._pulse.replicas(now_us)
         ]
         said = beat and {
             "age_ms": max(0, (now_us - beat.at_us) // 1000),
@@ -235,6 +236,12 @@ class Desk:
         if moment is None or moment.meta is None or moment.meta is not snapshot.meta():
             moment = self._moment = Moment(snapshot, self.home.calendar)
         return Answers(snapshot, moment, self._archive)
+
+    def _asked(self, ask: Ask, answers: Answers) -> Any:
+        if self._ledger.is_local:
+            return ask(answers)
+        with reading(self._ledger):
+            return ask(answers)
 
     def _freshness(self, moment: Moment) -> Freshness:
         return freshness_of(moment, self._pulse.beat(), _now_us())

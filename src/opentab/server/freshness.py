@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 from dataclasses import dataclass
 
 from opentab.heartbeat import Heartbeat, read_heartbeat
 from opentab.place import Place
+from opentab.replica.presence import Presence, present
 from opentab.server.moment import Moment
 
 LOOK_SECONDS = 0.05
+BUCKET_LOOK_SECONDS = 0.5
+BUCKET_REPLICAS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +38,56 @@ class Freshness:
 
 
 class Pulse:
-    """The pipeline's heartbeat, looked at again after some milliseconds and not for every answer."""
+    """What pipeline and replicas last said, looked at again after some milliseconds and not for every answer.
+
+    A bucket is looked at by a thread: no answer waits for it, and while it is gone the last word holds.
+    """
 
     def __init__(self, ledger: Place) -> None:
         self._ledger = ledger
         self._seen: Heartbeat | None = None
+        self._replicas: list[Presence] = []
         self._looked = 0.0
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def beat(self) -> Heartbeat | None:
+        """The pipeline's last heartbeat."""
+        if not self._ledger.is_local:
+            self._watch()
+            return self._seen
         now = time.monotonic()
         if now - self._looked > LOOK_SECONDS:
             self._seen = read_heartbeat(self._ledger)
             self._looked = now
         return self._seen
+
+    def replicas(self, now_us: int) -> list[Presence]:
+        """The replicas that spoke lately."""
+        if self._ledger.is_local:
+            return present(self._ledger, now_us=now_us)
+        self._watch()
+        return self._replicas
+
+    def _watch(self) -> None:
+        """Look once, then go on looking in a thread."""
+        with self._lock:
+            if self._thread is None:
+                self._look()
+                self._thread = threading.Thread(target=self._keep_looking, name="pulse", daemon=True)
+                self._thread.start()
+                atexit.register(self._ended.set)  # before pyarrow lets go of its buckets
+
+    def _keep_looking(self) -> None:
+        while not self._ended.wait(BUCKET_LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        self._seen = read_heartbeat(self._ledger) or self._seen
+        if time.monotonic() - self._looked > BUCKET_REPLICAS_SECONDS:
+            self._replicas = present(self._ledger, now_us=time.time_ns() // 1000)
+            self._looked = time.monotonic()
 
 
 def freshness_of(moment: Moment, heartbeat: Heartbeat | None, now_us: int) -> Freshness:

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 import msgspec
 
 from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
 from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.periods import to_us
 from opentab.pipeline.exact import Event, judge
+from opentab.server.freshness import Pulse
 
 EVENTS_MAX = 10_000
 BODY_BYTES_MAX = 16 * 2**20
@@ -66,6 +66,7 @@ class Intake:
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self._pulse = Pulse(home.ledger)
         self._rules = home.rules
         self._calendar = home.calendar
         self._waiting: queue.SimpleQueue[tuple[bytes, int, Future[None]] | None] = queue.SimpleQueue()
@@ -94,7 +95,7 @@ class Intake:
 
     def check_room(self) -> None:
         """Raise Overloaded if the pipeline is far behind or the disk nearly full."""
-        heartbeat = read_heartbeat(self._home.ledger)
+        heartbeat = self._pulse.beat()
         if heartbeat is not None and heartbeat.unread_segments > UNREAD_MAX[heartbeat.unread_unit]:
             raise Overloaded(429, f"the pipeline is {heartbeat.unread_segments:,} {heartbeat.unread_unit} behind")
         if self._home.kafka is not None:

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from opentab.errors import ReplicaError
+from opentab.errors import LedgerError, ReplicaError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -55,7 +55,15 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, ReplicaError)
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, error.fact, headers={"retry-after": "1"})
 
+    async def ledger(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, LedgerError)
+        if not error.retry_helps:
+            raise error
+        # Where the ledger lies is no business of who asks.
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the ledger cannot be read now", headers={"retry-after": "5"})
+
     app.add_exception_handler(Problem, ours)
+    app.add_exception_handler(LedgerError, ledger)
     app.add_exception_handler(ReplicaError, replica)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, invalid)

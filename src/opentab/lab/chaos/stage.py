@@ -21,11 +21,11 @@ from opentab.config import Home, load
 from opentab.errors import OpentabError
 from opentab.heartbeat import Heartbeat, read_heartbeat
 from opentab.lab.broker import Broker
+from opentab.lab.bucket_server import BucketServer
 from opentab.lab.chaos.receiver import TIMEOUT_SECONDS, Receiver
 from opentab.lab.chaos.replica import Replica
 from opentab.lab.chaos.simulator import Simulator
 from opentab.lab.daemon import Daemon
-from opentab.lab.object_store import ObjectStore
 from opentab.lab.spark_cluster import SparkCluster
 from opentab.ledger.invoices import Invoices
 from opentab.sinks.files import missing
@@ -43,7 +43,6 @@ uri = "kafka://{broker}/{topic}"
 [kafka]
 partitions = {partitions}
 
-[ledger]
 {ledger}
 
 [pipeline]
@@ -73,7 +72,7 @@ class Store(StrEnum):
 
     DISK = "disk"
     SMALL_DISK = "small disk"  # of its own, which can be filled: for who may mount one
-    OBJECTS = "objects"  # an S3-compatible server
+    BUCKET = "bucket"  # of a server that speaks S3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,10 @@ class Stage:
         self.directory = directory
         self.store = store
         self.ledger_path = directory / "ledger"
-        self.objects = ObjectStore(directory) if store is Store.OBJECTS else None
+        self.bucket: BucketServer | None = None
+        if store is Store.BUCKET:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.bucket = BucketServer(directory / "bucket.log")
         self.tempo = tempo
         self.broker = Broker(directory / "broker")
         self.cluster = SparkCluster(directory / "spark")
@@ -118,8 +120,8 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.simulator.kill()
-        if self.objects is not None:
-            self.objects.daemon.kill()
+        if self.bucket is not None:
+            self.bucket.stop()
         self.kill()
 
     def start(self) -> None:
@@ -127,8 +129,6 @@ class Stage:
         # Who writes to the log waits for it, but not for long.
         self.broker.start()
         self.receiver.start()
-        if self.objects is not None:
-            self.objects.start()
         self.cluster.start()
         self.supervisor.start()
         for replica in self.replicas:
@@ -193,7 +193,7 @@ class Stage:
 
     @property
     def _ledger_settings(self) -> str:
-        return self.objects.settings if self.objects is not None else f'uri = "{self.ledger_path}"'
+        return self.bucket.settings() if self.bucket is not None else f'[ledger]\nuri = "{self.ledger_path}"'
 
     def _make_home(self, path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True)
