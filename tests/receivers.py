@@ -117,7 +117,11 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def do_PUT(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            length = int(self.headers["content-length"])
+            body = self.rfile.read(length)
+            if len(body) < length:  # who sent it was killed in the middle
+                self.close_connection = True
+                return
             answer = receiver.take(Put(self.path, self.headers, body, time.monotonic()))
             text = b'{"why":"that is how it is"}'
             self.send_response(answer.status)

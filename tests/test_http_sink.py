@@ -31,7 +31,7 @@ from opentab.ledger.statement import statement_texts
 from opentab.sinks.backlog import read_backlog
 from opentab.sinks.deliver import deliver as send
 from opentab.sinks.http import Outcome, Verdict, judge, receiver_of, signed
-from opentab.sinks.outbox import Outbox
+from opentab.sinks.outbox import Failure, Outbox
 from opentab.sinks.pace import GONE_FAILURES, GONE_REFUSALS, Pace, pause_of
 from opentab.sinks.parcel import Parcel, parcel_of
 from processes import wait_for
@@ -507,12 +507,13 @@ def test_the_outbox_survives_what_it_is_told_twice(tmp_path: Path) -> None:
     first = outbox.due(5, 2, without=())
     assert [parcel.customer for parcel in first] == ["a", "b"]
     assert [parcel.customer for parcel in outbox.due(5, 2, without={first[0].number})] == ["b", "c"]
-    outbox.settle(first, [], now_us=6)
-    outbox.settle(first, [], now_us=6)
+    outbox.settle(first[:1], [Failure(first[1], "no", 9, stuck=False)], now_us=6)
+    outbox.settle(first[:1], [], now_us=6)
     assert [parcel.customer for parcel in outbox.due(5, 9, without=())] == ["c"]
+    assert [parcel.customer for parcel in outbox.due(9, 9, without=())] == ["b", "c"]
     outbox.close()
     again = Outbox(tmp_path / "o.sqlite")
-    assert again.counts().waiting == 1
+    assert again.counts().waiting == 2
     again.close()
     assert sqlite3.connect(tmp_path / "o.sqlite").execute("pragma integrity_check").fetchone() == ("ok",)
 

@@ -792,6 +792,9 @@ def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
     home.path.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
     patience = _duration_option("--hung-after", hung_after)
+    if "serve" in wanted:
+        scheme = "https" if home["server.tls_cert"] else "http"
+        terminal.write(f"the page will be at {scheme}://{home['server.host']}:{home['server.port']}/", sys.stderr)
     supervise(home, wanted, hung_after=patience, say=lambda text: terminal.write(text, sys.stderr))
 
 

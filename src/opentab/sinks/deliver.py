@@ -167,7 +167,7 @@ class Deliverer:
             unsettled = [*self._delivered, *(failure.parcel for failure in self._failed)]
             held = {parcel.number for parcel in (*self._under_way.values(), *unsettled)}
             # While the receiver is gone, any parcel will do to find out whether it is back.
-            probe = self._outbox.due(None, 1, without=held) if self._pace.gone else []
+            probe = self._outbox.probe(without=held) if self._pace.gone else []
             self._ready.extend(probe or self._outbox.due(_now_us(), READY_PARCELS, without=held))
         return self._ready.popleft() if self._ready else None
 

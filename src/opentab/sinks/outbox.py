@@ -141,18 +141,27 @@ class Outbox:
             crash.moment("queueing")
         crash.moment("queued")
 
-    def due(self, now_us: int | None, count: int, *, without: Collection[int]) -> list[Parcel]:
-        """The next parcels to try, those first that were never tried; without a time, also before their time.
+    def due(self, now_us: int, count: int, *, without: Collection[int]) -> list[Parcel]:
+        """The next parcels to try. Where there are new ones, at most a quarter are ones that failed before:
+        neither holds up the other.
 
-        None whose invoice has an earlier revision waiting. Stuck ones only when it is their time.
+        None whose invoice has an earlier revision waiting.
         """
-        when = "not p.stuck" if now_us is None else "p.try_at_us <= :now"
+        new = self._next("p.try_at_us = 0", count, without)
+        failed = self._next(f"p.try_at_us between 1 and {now_us:d}", max(1, count // 4) if new else count, without)
+        return [*failed, *new][:count]
+
+    def probe(self, *, without: Collection[int]) -> list[Parcel]:
+        """One parcel, if there is any that is not stuck, though it may not be its time yet."""
+        return self._next("not p.stuck", 1, without)
+
+    def _next(self, condition: str, count: int, without: Collection[int]) -> list[Parcel]:
         query = (
-            f"select period, customer, revision, id, body, number, attempts from parcel p where {when} and {IS_NEXT}"
-            " order by try_at_us, number limit :count"
+            "select period, customer, revision, id, body, number, attempts from parcel p"
+            f" where {condition} and {IS_NEXT} order by try_at_us, number limit ?"
         )
         with self._trouble():
-            rows = self._db.execute(query, {"now": now_us, "count": count + len(without)}).fetchall()
+            rows = self._db.execute(query, [count + len(without)]).fetchall()
         return [parcel for parcel in (Parcel(*row) for row in rows) if parcel.number not in without][:count]
 
     def settle(self, delivered: Sequence[Parcel], failed: Sequence[Failure], *, now_us: int) -> None:
