@@ -32,6 +32,7 @@ from opentab.sinks.files import missing
 
 TOPIC = "usage"
 PARTITIONS = 3
+WORKER_CORES = 2  # one is the pipeline's; a successor beside a zombie needs the other
 PATIENCE_SECONDS = 600
 POLL_SECONDS = 0.25
 LEDGER_DISK = "256m"
@@ -102,7 +103,7 @@ class Stage:
             self.bucket = BucketServer(directory / "bucket.log")
         self.tempo = tempo
         self.broker = Broker(directory / "broker")
-        self.cluster = SparkCluster(directory / "spark")
+        self.cluster = SparkCluster(directory / "spark", worker_cores=WORKER_CORES)
         self.receiver = Receiver(directory / "receiver")
         self.home = self._make_home(directory / "home")
         self.replicas = [Replica(directory / f"replica-{number}", self._ledger_settings) for number in (1, 2)]
