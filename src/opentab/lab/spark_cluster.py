@@ -80,7 +80,8 @@ class Worker:
 
     def __init__(self, name: str, cluster: SparkCluster) -> None:
         port, web_port = str(free_port()), str(free_port())
-        words = ["--host", "127.0.0.1", "--port", port, "--webui-port", web_port, "--cores", "1", "--memory", "1g"]
+        words = ["--host", "127.0.0.1", "--port", port, "--webui-port", web_port, "--memory", "1g"]
+        words += ["--cores", str(cluster.worker_cores)]
         words += ["--work-dir", str(cluster.directory / name), cluster.master_url]
         self.daemon = cluster.spark_daemon(
             name, "org.apache.spark.deploy.worker.Worker", words, hidden_path=cluster.hidden_path
@@ -101,9 +102,10 @@ class Worker:
 class SparkCluster:
     """Started as a whole; each part can be killed and started again on its own, on the same port."""
 
-    def __init__(self, directory: Path, *, hidden_path: Path | None = None) -> None:
+    def __init__(self, directory: Path, *, hidden_path: Path | None = None, worker_cores: int = 1) -> None:
         """Workers do not see what is below `hidden_path`, as if they ran on other machines; that needs root."""
         self.directory = directory.absolute()
+        self.worker_cores = worker_cores
         self.hidden_path = hidden_path
         self.zookeeper_port = free_port()
         self.zookeeper = self._zookeeper()

@@ -15,10 +15,13 @@ from opentab.errors import LedgerError, OpentabError
 from opentab.ledger.billed import connect
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import statement_texts
+from opentab.ledger.table import news_of
+from opentab.ledger.trouble import reading
 from opentab.sinks.outbox import Outbox
 from opentab.sinks.parcel import Parcel, parcel_of
 
 TICK_SECONDS = 0.1
+BUCKET_TICK_SECONDS = 0.5  # a look at a bucket is a request that is paid for
 LOOK_SECONDS = 10.0  # a look at the table itself, whatever its directory says
 TROUBLE_SECONDS = 5.0
 TAKE_UP_PARCELS = 2_000
@@ -39,24 +42,26 @@ class Collector:
 
     async def follow(self) -> None:
         """Take up whatever is issued, until cancelled; waits where a second try can help."""
-        seen: int | None = None
+        seen: object = None
         looked = 0.0
+        ledger = self._home.ledger
+        tick_seconds = TICK_SECONDS if ledger.is_local else BUCKET_TICK_SECONDS
         while True:
-            # A commit puts a file into the table's log.
-            now = _log_time(self._home)
-            if now != seen or time.monotonic() - looked > LOOK_SECONDS:
-                try:
-                    await self._take_up_new()
-                except OpentabError as error:
-                    self.trouble = error
-                    self.has_looked = True  # as far as can be known; what waits need not wait for the ledger
-                    if not error.retry_helps:
-                        raise
-                    await asyncio.sleep(TROUBLE_SECONDS)
-                    continue
-                self.trouble, self.is_caught_up = None, True
-                seen, looked = now, time.monotonic()
-            await asyncio.sleep(TICK_SECONDS)
+            try:
+                with reading(ledger):
+                    now = await asyncio.to_thread(news_of, ledger / "invoices")
+                    if now != seen or time.monotonic() - looked > LOOK_SECONDS:
+                        await self._take_up_new()
+                        seen, looked = now, time.monotonic()
+            except OpentabError as error:
+                self.trouble = error
+                self.has_looked = True  # as far as can be known; what waits need not wait for the ledger
+                if not error.retry_helps:
+                    raise
+                await asyncio.sleep(TROUBLE_SECONDS)
+                continue
+            self.trouble, self.is_caught_up = None, True
+            await asyncio.sleep(tick_seconds)
 
     async def _take_up_new(self) -> None:
         invoices = await asyncio.to_thread(Invoices.open, self._home.ledger)
@@ -67,7 +72,7 @@ class Collector:
         self.has_looked = True
         taken = self._outbox.files()
         for file in sorted(invoices.files, key=lambda file: (file.position, file.period, file.path)):
-            count, whole = taken.get(_name(invoices, file), (0, False))
+            count, whole = taken.get(file.path, (0, False))
             if not whole:
                 await self._take_up(invoices, file, count)
         self.position = invoices.position
@@ -78,7 +83,7 @@ class Collector:
             if self._outbox.ledger:
                 self._say("the outbox is of another ledger; every invoice of this one is delivered")
             self._outbox.begin(invoices.id)
-        gone = self._outbox.files().keys() - {_name(invoices, file) for file in invoices.files}
+        gone = self._outbox.files().keys() - {file.path for file in invoices.files}
         if gone:
             self._say("the ledger was restored to an earlier position; what is issued again is delivered again")
             self._outbox.forget(gone)
@@ -90,7 +95,7 @@ class Collector:
         while not whole:
             some = await asyncio.to_thread(lambda: list(islice(parcels, TAKE_UP_PARCELS)))
             whole = len(some) < TAKE_UP_PARCELS
-            self._outbox.take_up(_name(invoices, file), some, whole=whole, now_us=time.time_ns() // 1000)
+            self._outbox.take_up(file.path, some, whole=whole, now_us=time.time_ns() // 1000)
 
 
 def _parcels(invoices: Invoices, file: InvoiceFile, *, currency: str) -> Iterator[Parcel]:
@@ -102,15 +107,3 @@ def _parcels(invoices: Invoices, file: InvoiceFile, *, currency: str) -> Iterato
     except (OSError, duckdb.Error, pa.ArrowException) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise LedgerError(f"the invoices {file.path} cannot be read: {reason}", retry_helps=True) from error
-
-
-def _name(invoices: Invoices, file: InvoiceFile) -> str:
-    """What stays the same of a file if the home is moved."""
-    return file.path
-
-
-def _log_time(home: Home) -> int:
-    try:
-        return (home.ledger.path / "invoices" / "_delta_log").stat().st_mtime_ns
-    except OSError:
-        return 0

@@ -245,15 +245,11 @@ def disk_full(scene: Scene) -> None:
 
 def storage(scene: Scene) -> None:
     """The ledger's storage answers nobody for a while; replicas go on from their own copies."""
-    objects = scene.stage.objects
-    if objects is None:
+    bucket = scene.stage.bucket
+    if bucket is None:
         raise OpentabError("the ledger is on a disk here")
-    with scene.strike():
-        objects.stand_still()
-        try:
-            scene.stage.pass_time(scene.stage.tempo.outage_seconds)
-        finally:
-            objects.go_on()
+    with scene.strike(), bucket.frozen():
+        scene.stage.pass_time(scene.stage.tempo.outage_seconds)
 
 
 def folder(scene: Scene) -> None:
@@ -309,10 +305,10 @@ FAULTS = (
     Fault("zombie", "the pipeline stands still and wakes up beside its successor", "fenced", zombie),
     Fault(
         "storage",
-        "the ledger's object store unreachable",
+        "the ledger's storage, a bucket, unreachable",
         "reads go on with their age; waits or stops clearly, goes on after",
         storage,
-        store=Store.OBJECTS,
+        store=Store.BUCKET,
     ),
     Fault(
         "disk-full",

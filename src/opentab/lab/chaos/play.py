@@ -79,17 +79,17 @@ def play(
 ) -> Run:
     """Play every fault once, and then any of them until the minutes are over. Each is told as it is judged.
 
-    All play on one stage but those that want the ledger in an object store: they get one of their own at the end.
+    All play on one stage but those that want the ledger in a bucket: they get one of their own at the end.
     """
     began_at, began = datetime.now(UTC), time.monotonic()
-    on_disk = [fault for fault in faults if fault.store is not Store.OBJECTS]
-    on_objects = [fault for fault in faults if fault.store is Store.OBJECTS]
+    on_disk = [fault for fault in faults if fault.store is not Store.BUCKET]
+    in_bucket = [fault for fault in faults if fault.store is Store.BUCKET]
     # A small disk is as good as a large one for those who do not fill it.
     disk = max((fault.store for fault in on_disk), key=lambda store: store is Store.SMALL_DISK, default=Store.DISK)
     acts = []
-    for store, programme, soak in ((disk, on_disk, minutes), (Store.OBJECTS, on_objects, 0.0 if on_disk else minutes)):
+    for store, programme, soak in ((disk, on_disk, minutes), (Store.BUCKET, in_bucket, 0.0 if on_disk else minutes)):
         if programme:
-            say(f"starting Kafka, ZooKeeper, Spark, the pipeline, two replicas, a receiver; the ledger on {store}")
+            say(f"starting Kafka, ZooKeeper, Spark, the pipeline, two replicas, a receiver; the ledger on: {store}")
             stage = Stage(directory / store.replace(" ", "-"), seed=seed, tempo=tempo, store=store)
             acts.append(_play_on(stage, _programme(programme, seed=seed, minutes=soak), seed=seed, say=say, tell=tell))
     results = tuple(result for act in acts for result in act.results)

@@ -25,7 +25,7 @@ class Replica:
     def __init__(self, path: Path, ledger: str) -> None:
         """With the ledger's settings, as they stand in `opentab.toml`."""
         path.mkdir(parents=True, exist_ok=True)
-        (path / "opentab.toml").write_text(f"[ledger]\n{ledger}\n", encoding="utf-8")
+        (path / "opentab.toml").write_text(ledger, encoding="utf-8")
         self.home = load(path)
         self.port = free_port()
         words = ["serve", "--home", str(path), "--port", str(self.port), "--workers", "1"]

@@ -21,17 +21,18 @@ from opentab.config import Home, load
 from opentab.errors import OpentabError
 from opentab.heartbeat import Heartbeat, read_heartbeat
 from opentab.lab.broker import Broker
+from opentab.lab.bucket_server import BucketServer
 from opentab.lab.chaos.receiver import TIMEOUT_SECONDS, Receiver
 from opentab.lab.chaos.replica import Replica
 from opentab.lab.chaos.simulator import Simulator
 from opentab.lab.daemon import Daemon
-from opentab.lab.object_store import ObjectStore
 from opentab.lab.spark_cluster import SparkCluster
 from opentab.ledger.invoices import Invoices
 from opentab.sinks.files import missing
 
 TOPIC = "usage"
 PARTITIONS = 3
+WORKER_CORES = 2  # one is the pipeline's; a successor beside a zombie needs the other
 PATIENCE_SECONDS = 600
 POLL_SECONDS = 0.25
 LEDGER_DISK = "256m"
@@ -43,7 +44,6 @@ uri = "kafka://{broker}/{topic}"
 [kafka]
 partitions = {partitions}
 
-[ledger]
 {ledger}
 
 [pipeline]
@@ -73,7 +73,7 @@ class Store(StrEnum):
 
     DISK = "disk"
     SMALL_DISK = "small disk"  # of its own, which can be filled: for who may mount one
-    OBJECTS = "objects"  # an S3-compatible server
+    BUCKET = "bucket"  # of a server that speaks S3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,13 @@ class Stage:
         self.directory = directory
         self.store = store
         self.ledger_path = directory / "ledger"
-        self.objects = ObjectStore(directory) if store is Store.OBJECTS else None
+        self.bucket: BucketServer | None = None
+        if store is Store.BUCKET:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.bucket = BucketServer(directory / "bucket.log")
         self.tempo = tempo
         self.broker = Broker(directory / "broker")
-        self.cluster = SparkCluster(directory / "spark")
+        self.cluster = SparkCluster(directory / "spark", worker_cores=WORKER_CORES)
         self.receiver = Receiver(directory / "receiver")
         self.home = self._make_home(directory / "home")
         self.replicas = [Replica(directory / f"replica-{number}", self._ledger_settings) for number in (1, 2)]
@@ -118,8 +121,8 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.simulator.kill()
-        if self.objects is not None:
-            self.objects.daemon.kill()
+        if self.bucket is not None:
+            self.bucket.stop()
         self.kill()
 
     def start(self) -> None:
@@ -127,8 +130,6 @@ class Stage:
         # Who writes to the log waits for it, but not for long.
         self.broker.start()
         self.receiver.start()
-        if self.objects is not None:
-            self.objects.start()
         self.cluster.start()
         self.supervisor.start()
         for replica in self.replicas:
@@ -193,7 +194,7 @@ class Stage:
 
     @property
     def _ledger_settings(self) -> str:
-        return self.objects.settings if self.objects is not None else f'uri = "{self.ledger_path}"'
+        return self.bucket.settings() if self.bucket is not None else f'[ledger]\nuri = "{self.ledger_path}"'
 
     def _make_home(self, path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True)

@@ -132,11 +132,13 @@ class Watch:
                 self.flights.append(Flight(at, max(0, written - seen)))
 
     def _seen(self) -> int | None:
+        """What the replica that has more has."""
+        found = []
         for replica in self._replicas:
             try:
                 status, answer = replica.ask("/v1/overview")
             except (OSError, http.client.HTTPException, msgspec.MsgspecError):
                 continue
             if status == http.client.OK:
-                return int(answer["events"] + sum(answer["rejections"].values()))
-        return None
+                found.append(int(answer["events"] + sum(answer["rejections"].values())))
+        return max(found, default=None)
