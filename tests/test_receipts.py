@@ -23,15 +23,17 @@ from ledgers import bill, bill_waiting, new_home
 from opentab import config
 from opentab.client import AsyncClient, Client, NotAllowed, NotThere
 from opentab.config import Home
+from opentab.errors import LogUnreachable
 from opentab.keys import keys_of
 from opentab.lab.broker import Broker
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.journal import Journal
-from opentab.ledger.receipt import Receipt
+from opentab.ledger.receipt import Receipt, Trails
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.seen import Run, sorted_run, stage_run
 from opentab.log import DirectoryLog, Producer, open_producer
 from opentab.pipeline.job import Job
+from opentab.pipeline.reread import Reread
 from opentab.pipeline.source import open_source
 from opentab.place import Place
 from opentab.records import KINDS, SEEN, Spot
@@ -591,6 +593,14 @@ def test_receipts_from_a_topic(tmp_path: Path) -> None:
         broker.kill()
         receipt = found(home, "b2")
         assert (receipt.state, receipt.batch, receipt.customer) == ("counted", 2, None)
+        # Whose it is cannot be told now; that is not the same as unknown.
+        journal, reread = Journal.open(home.ledger, home.identity), Reread(home)
+        assert journal is not None
+        trail = Trails(journal, Remembered(journal.root)).of("b2", None, upto=journal.last())
+        for _ in range(2):  # the second time at once
+            with pytest.raises(LogUnreachable):
+                trail.receipt(reread, lambda period, customer: [], home.calendar, customer="c2")
+        reread.close()
 
 
 def later_in(spots: list[Spot], spot: Spot) -> list[int]:
