@@ -23,6 +23,8 @@ from opentab.lab.chaos.watch import Watch
 from opentab.lab.daemon import Daemon
 from opentab.lab.news import all_statements
 
+FENCED = "another pipeline has taken over"
+FENCED_SECONDS_MAX = 120.0
 FRESH_SECONDS = 5.0  # an answer younger than this is a live one
 FILL_BYTES = 1024 * 1024
 OUTAGE_MONTHS = 2  # for how many simulated months there is no worker at all
@@ -214,22 +216,26 @@ def checkpoint(scene: Scene) -> None:
 def zombie(scene: Scene) -> None:
     """The pipeline and its supervisor stand still; another pipeline takes over; then the first one wakes up."""
     stage = scene.stage
-    frozen = stage.supervised()
-    old = stage.driver()
+    supervisor, *frozen = stage.supervised()
+    old, log = stage.driver(), stage.home.logs_path / "run.log"
+    said = log.stat().st_size
     words = ["run", "--take-over", "--home", str(stage.home.path)]
     successor = Daemon("successor", [sys.executable, "-m", "opentab.cli", *words], stage.directory)
     with scene.strike():
-        send(frozen, signal.SIGSTOP)
+        send([supervisor, *frozen], signal.SIGSTOP)
         began, position = time.monotonic(), scene.watch.position
         try:
             successor.start()
             stage.wait_until(lambda: scene.watch.position > position + 1, "the successor had committed")
             stage.pass_time(max(0.0, began + stage.tempo.outage_seconds - time.monotonic()))
-        finally:
+            # The supervisor sleeps on: it would kill what has hung for so long, and here it is to be fenced.
             send(frozen, signal.SIGCONT)
-        stage.wait_until(lambda: not _lives(old), "the zombie was fenced")
-        successor.stop()
-    scene.must(not _lives(old), "the zombie went on beside its successor")
+            stage.wait_until(lambda: not _lives(old), "the zombie was fenced", seconds_max=FENCED_SECONDS_MAX)
+        finally:
+            send([supervisor, *frozen], signal.SIGCONT)
+            successor.stop()
+        last_words = log.read_bytes()[said:].decode(errors="replace")
+        scene.must(FENCED in last_words, "the zombie ended, and did not say that it was fenced")
 
 
 def disk_full(scene: Scene) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import nan
 from pathlib import Path
 
 from opentab.errors import MachineError
 from opentab.lab.chaos.play import Run
 
 SIZE_INCHES = (14.0, 7.0)
+GAP_SECONDS = 5.0
 STALENESS, ANSWERED, UNANSWERED, FAULT = "#1f5fa8", "#3a7d44", "#c0392b", "#f2c14e"
 
 
@@ -21,8 +24,11 @@ def draw(run: Run, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (age, share) = plt.subplots(2, 1, sharex=True, figsize=SIZE_INCHES, height_ratios=[2, 1])
-    known = [(read.at - run.began, read.staleness_s) for read in run.reads if read.staleness_s is not None]
-    age.plot([at for at, _ in known], [seconds for _, seconds in known], color=STALENESS, linewidth=0.8)
+    # What nobody answered, or answered without an age, is a gap; so is the time between two stages.
+    ages = [nan if read.staleness_s is None else read.staleness_s for read in run.reads]
+    gaps = [later.at - read.at > GAP_SECONDS for read, later in pairwise(run.reads)]
+    ages = [nan if gap else seconds for gap, seconds in zip([*gaps, False], ages, strict=True)]
+    age.plot([read.at - run.began for read in run.reads], ages, color=STALENESS, linewidth=0.8)
     age.set_ylabel("age of answers, s")
     age.set_yscale("symlog", linthresh=1)
     age.set_ylim(bottom=0)

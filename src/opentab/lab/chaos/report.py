@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from opentab.lab.chaos.play import Result, Run
+from opentab.lab.chaos.stage import Store
+from opentab.lab.chaos.verdict import Verdict
 from opentab.lab.machine import describe_machine
 
 COLUMNS = ("fault", "exact", "recovery", "reads answered", "staleness at most", "in flight at most")
@@ -41,7 +43,7 @@ def row(result: Result) -> tuple[str, ...]:
 
 def matrix(run: Run) -> list[tuple[str, str]]:
     """The matrix of the demo that inspired us: each cell is what was measured."""
-    last = next((result.verdict for result in reversed(run.results) if result.verdict), None)
+    invoices = sum(verdict.invoices for verdict in _last_verdicts(run))
     exact = sum(result.exact for result in run.results)
     calm = run.calm
     live = (
@@ -50,7 +52,7 @@ def matrix(run: Run) -> list[tuple[str, str]]:
         else NOT_PLAYED
     )
     return [
-        ("Invoices", f"{last.invoices:,} issued, all delivered and all right" if last and run.exact else _wrong(run)),
+        ("Invoices", f"{invoices:,} issued, all delivered and all right" if run.exact else "NOT RIGHT"),
         ("Live Updates", live),
         ("Correctness", f"{exact} of {len(run.results)} faults exact to the cent" + _of_events(run)),
         ("Availability", f"{_percent(run.reads_answered)} of {len(run.reads):,} reads answered, faults included"),
@@ -117,12 +119,13 @@ def _percent(share: float | None) -> str:
 
 
 def _of_events(run: Run) -> str:
-    events = max((result.verdict.events for result in run.results if result.verdict), default=0)
-    return f", {events:,} events"
+    return f", {sum(verdict.events for verdict in _last_verdicts(run)):,} events"
 
 
-def _wrong(run: Run) -> str:
-    return "NOT RIGHT" if run.results else NOT_PLAYED
+def _last_verdicts(run: Run) -> list[Verdict]:
+    """The last verdict on each stage: it counts all that was before."""
+    found = {result.fault.store is Store.BUCKET: result.verdict for result in run.results if result.verdict}
+    return [*found.values()]
 
 
 def _named(run: Run, name: str) -> list[Result]:
