@@ -387,6 +387,9 @@ def test_what_was_issued_behind_the_batches_looked_at_is_left_out(books: Books) 
         def rejections(self) -> ds.Dataset:
             return books.journal.rejections(upto=5)
 
+        def seen(self) -> ds.Dataset:
+            return books.journal.seen(upto=5)
+
     snapshot = balances.latest(books.home.ledger)
     report = verify(books.home, Earlier(), invoices=books.invoices, balances=snapshot)
     assert failing(report) == {}
