@@ -180,11 +180,15 @@ def test_any_history_gives_the_bill_of_distinct_events(history: list[tuple[int, 
 
 
 def test_off_counts_everything(tmp_path: Path) -> None:
-    home, _ = new_home(tmp_path / "home", '[billing]\ndedupe_window = "off"\n'), None
+    home = new_home(tmp_path / "home", '[billing]\ndedupe_window = "off"\n')
     job = open_job(home, "run")
-    Producer(log_of(job), "a").append(f"{Sent('x', 1).line()}\n{Sent('x', 1).line()}\n".encode())
+    lines = [Sent("x", 1).line(), Sent("x", 1).line(), Sent(None, 1, reverses="x").line()]
+    Producer(log_of(job), "a").append("\n".join(lines).encode())
     record = job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
     assert (record.event_count, record.duplicates) == (2, 0)
+    assert record.rejections == {"reversal_unknown": 1}  # nothing is remembered
+    report = verify(home, job.journal)
+    assert report.agrees, [sample for check in report.checks for sample in check.samples]
     assert job.journal.runs() == []
 
 

@@ -55,6 +55,8 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     losers: list[dict[str, Any]] = []
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in rows.filter(pc.not_equal(rows["payload"], 0)).to_pylist():
+        if order.forgotten_us is not None and row["arrived_us"] < order.forgotten_us:
+            continue  # it is not known, not even to its repeats
         groups.setdefault((row["key_high"], row["key_low"]), []).append(row)
     # What counted elsewhere might have been a better reason to refuse them.
     if any(key in groups for report in reports for key in report.refused_reversals):

@@ -92,6 +92,8 @@ def judge(line: bytes, *, arrived_us: int, rules: Rules, calendar: Calendar) -> 
             raise _Refused(Reason.UNKNOWN_TYPE, f"{fields['type']!r} is no type of this home")
         _check_customer(fields["customer"])
         if fields["reverses"] is not None:
+            if not rules.dedupe_us:
+                raise _Refused(Reason.REVERSAL_UNKNOWN, "no event is remembered: billing.dedupe_window is off")
             amount_micros = -amount_micros
         names = (fields["id"] or None, fields["source"], fields["reverses"])
         return Event(at_us, day, fields["customer"], fields["type"], amount_micros, *names)

@@ -92,6 +92,9 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
     repeats[1:] |= same
     repeats[:-1] |= same
     slow = np.zeros(len(order), np.bool_)
+    if forgotten_us is not None and len(order):
+        # What arrived so long ago is not known even to its own repeats.
+        slow |= np.isin(high, high[asking.arrived_us[order] < forgotten_us])
     if asking.reversals:
         slow |= np.isin(high, asking.key_high[[i for i in asking.reversals if asking.has_key[i]]])
     once = ~repeats & ~slow & (last.arrived_us != NEVER_US)
@@ -206,6 +209,7 @@ class _Walk:
         self._refused = refused
         self._batch = batch
         self._window_us = window_us
+        self._forgotten_us = forgotten_us
         self._counted: dict[tuple[int, int], tuple[int, int, int]] = {}  # key: arrival, payload, batch
         self._reversed: set[tuple[int, int]] = set()  # the originals that this batch takes back
         originals = {
@@ -230,7 +234,7 @@ class _Walk:
                     self._refused[row] = reason
                     continue
                 self._reversed.add(self._originals[row])
-            if asking.has_key[row]:
+            if asking.has_key[row] and (self._forgotten_us is None or asking.arrived_us[row] >= self._forgotten_us):
                 self._counted[self._key(row)] = (int(asking.arrived_us[row]), int(asking.payload[row]), self._batch)
 
     def _rank(self, row: int) -> tuple[int, ...]:
