@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
+from opentab import crash
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
@@ -103,10 +107,24 @@ class Rule:
             self.events += 1
 
 
+class Crash(Exception):
+    """The process dies here."""
+
+
+@contextmanager
+def dying_at(name: str | None) -> Iterator[None]:
+    def moment(now: str) -> None:
+        if now == name:
+            raise Crash(now)
+
+    with patch.object(crash, "moment", moment), suppress(Crash):
+        yield
+
+
 def bill_history(
-    path: Path, batches: list[tuple[int, list[Sent]]], *, window: str, compact: bool = True
+    path: Path, batches: Sequence[tuple[int, list[Sent]]], *, window: str, deaths: Sequence[str | None] = ()
 ) -> tuple[Home, Rule]:
-    """Bill batches of inputs, each with so many tasks, and hold them against the rule."""
+    """Bill batches of inputs, each with so many tasks, dying now and then, and hold them against the rule."""
     home = new_home(
         path / "home", f'[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\ndedupe_window = "{window}"\n'
     )
@@ -122,16 +140,18 @@ def bill_history(
             segment = producer.append("".join(f"{sent.line()}\n" for sent in sents).encode())
             arrived_us = log_of(job).header(partition, segment).arrived_us
             placed += [(arrived_us, partition, segment, at, sent) for at, sent in enumerate(sents)]
-        names = names_of(log_of(job), log_of(job).unread(job.positions), 1000)
-        if not names:
+        unread = log_of(job).unread(job.positions)
+        if not unread:
             continue
-        record = job.bill(SegmentFrame(job, names, tasks))
-        rule.bill(record.batch, placed)
-        assert record.event_count == rule.events - sum(
-            r.event_count for r in job.journal.batches(upto=record.batch - 1)
-        )
-        if compact and number % 2:
+        with dying_at(deaths[number - 1] if number <= len(deaths) else None):
+            job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1000), tasks))
             job.journal.compact(run=f"merge{number}", files_max=2)
+        job = open_job(home, f"again{number}")
+        if unread := log_of(job).unread(job.positions):
+            job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1000), tasks))
+        assert job.last is not None
+        rule.bill(job.last.batch, placed)
+        assert sum(record.event_count for record in job.journal.batches()) == rule.events
     return home, rule
 
 
@@ -162,21 +182,28 @@ sents = st.builds(
 histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), min_size=1, max_size=5)
 
 
+MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting", "compacted"]
+
+
 @settings(max_examples=40)
-@given(histories, st.sampled_from(["unbounded", "7d", "10m", "1ms"]))
-@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d")
-@example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d")
-@example([(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])], "7d")
-@example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m")
-@example([(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m")
-def test_any_history_gives_the_bill_of_distinct_events(history: list[tuple[int, list[Sent]]], window: str) -> None:
+@given(histories, st.sampled_from(["unbounded", "7d", "10m", "1ms"]), st.lists(st.sampled_from(MOMENTS), max_size=5))
+@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [])
+@example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d", [])
+@example(
+    [(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])], "7d", []
+)
+@example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m", [])
+@example([(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m", [])
+def test_any_history_gives_the_bill_of_distinct_events(
+    history: list[tuple[int, list[Sent]]], window: str, deaths: list[str | None]
+) -> None:
     minute = 0
     later = []
     for tasks, inputs in history:  # batches take what came before what the next one takes
         later.append((tasks, [Sent(**{**sent.__dict__, "minute": minute + sent.minute}) for sent in inputs]))
         minute += 31
-    with TemporaryDirectory() as directory:
-        check(*bill_history(Path(directory), later, window=window))
+    with TemporaryDirectory() as directory, patch.object(seen, "TIER_RUNS", 2):
+        check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
 def test_off_counts_everything(tmp_path: Path) -> None:
