@@ -124,6 +124,8 @@ class Stage:
         if self.bucket is not None:
             self.bucket.stop()
         self.kill()
+        if self.store is Store.SMALL_DISK:
+            subprocess.run(["umount", "--lazy", str(self.ledger_path)], capture_output=True, check=False)
 
     def start(self) -> None:
         """Start what does not run; returns when all of it does, the pipeline with its stream."""
