@@ -160,5 +160,6 @@ def _backlog(run: Run) -> str:
     for result in _named(run, "worker-none"):
         if result.notes.get("backlog_s"):
             events, seconds = result.notes["backlog_events"], result.notes["backlog_s"]
-            return f"a backlog of {events:,} events worked off in {seconds:.0f} s by two workers of one core"
+            worked = f"worked off in {seconds:.0f} s by two executors of one core"
+            return f"a backlog of {events:,} events, and what came meanwhile, {worked}"
     return NOT_PLAYED
