@@ -54,7 +54,7 @@ def test_every_fault_ends_exact_and_is_measured(played: tuple[dict[str, dict[str
 
 
 def test_reads_go_on_whatever_is_killed(played: tuple[dict[str, dict[str, object]], str, Path]) -> None:
-    """One of two replicas always answers; not one read of either is lost where no replica was killed."""
+    """Of two replicas one answers, but for a read in a hundred at most."""
     faults, _, _ = played
     for name in ("late-events", "executor", "driver", "broker", "sink", "replica"):
         assert float(str(faults[name]["reads_answered"])) > 0.99, name
