@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
 from time import monotonic
@@ -16,6 +17,7 @@ from opentab.errors import LogError
 from opentab.kafka import KafkaSettings
 
 PIECE_MESSAGES = 50_000
+CONSUME_MESSAGES = 1_000
 SECONDS_MAX = 30.0
 
 _silent = logging.getLogger("opentab.audit.kafka")
@@ -32,6 +34,7 @@ class RawTopic:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self._readers: dict[int, _Reader] = {}
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Some ten thousand messages at a time."""
@@ -60,9 +63,8 @@ class RawTopic:
     def arrived_us(self, partition: str, number: int) -> int | None:
         """When the message of this number, or the next one there is, arrived; None if there is none."""
         _, end = self._ends(int(partition))
-        for _, _, timestamp_ms in self._messages(int(partition), number - 1, end):
-            return timestamp_ms * 1000
-        return None
+        reader = _Reader(self._connect(), self._settings.topic, int(partition))
+        return next((timestamp_ms * 1000 for _, _, timestamp_ms in reader.messages(number - 1, end)), None)
 
     def waiting(self, positions: dict[str, int]) -> int:
         """How many offsets lie behind `positions`."""
@@ -74,27 +76,9 @@ class RawTopic:
 
     def _messages(self, partition: int, offset: int, end: int) -> Iterator[tuple[int, bytes, int]]:
         """Offset, value and time of the messages from an offset up to another, that one excluded."""
-        if offset >= end:
-            return
-        first, _ = self._ends(partition)
-        if first > offset:
-            raise LogError(
-                f"the messages {offset} to {min(first, end) - 1} of partition {partition} are gone from the topic",
-                hint="the audit needs the whole topic: keep its messages for longer",
-            )
-        deadline = monotonic() + SECONDS_MAX
-        self._consumer.assign([TopicPartition(self._settings.topic, partition, offset)])
-        while monotonic() < deadline:
-            for message in self._consumer.consume(10_000, timeout=0.2):
-                error, at = message.error(), message.offset() or 0
-                if error is None and at < end:
-                    yield at, message.value() or b"", int(message.timestamp()[1])
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise LogError(f"the topic cannot be read: {error.str()}", retry_helps=True)
-                if at >= end - (error is None):
-                    return
-                deadline = monotonic() + SECONDS_MAX
-        raise LogError(f"partition {partition} of the topic does not answer", retry_helps=True)
+        if partition not in self._readers:
+            self._readers[partition] = _Reader(self._connect(), self._settings.topic, partition)
+        return self._readers[partition].messages(offset, end)
 
     def _partitions(self) -> list[int]:
         topics = self._ask(lambda: self._consumer.list_topics(self._settings.topic, timeout=SECONDS_MAX)).topics
@@ -113,6 +97,9 @@ class RawTopic:
 
     @cached_property
     def _consumer(self) -> Consumer:
+        return self._connect()
+
+    def _connect(self) -> Consumer:
         options: dict[str, Any] = {
             "group.id": "opentab-audit",
             "enable.auto.commit": False,
@@ -120,5 +107,59 @@ class RawTopic:
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 20,
+            "queued.max.messages.kbytes": 16_384,
         }
         return Consumer(self._settings.client() | options, logger=_silent)
+
+
+class _Reader:
+    """One partition, read on where it was left: batches follow each other in it."""
+
+    def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
+        self._consumer = consumer
+        self._place = (topic, partition)
+        self._next: int | None = None  # the offset that is read next
+        self._ready: deque[tuple[int, bytes, int]] = deque()
+        self._end = 0  # the partition has no message before this offset that is not ready
+
+    def messages(self, offset: int, end: int) -> Iterator[tuple[int, bytes, int]]:
+        if offset >= end:
+            return
+        if offset != self._next:
+            self._consumer.assign([TopicPartition(*self._place, offset)])
+            self._ready.clear()
+            self._end = offset
+        self._next = end
+        while True:
+            while self._ready and self._ready[0][0] < end:
+                yield self._ready.popleft()
+            if self._ready or self._end >= end:
+                return
+            self._fetch(offset)
+
+    def _fetch(self, offset: int) -> None:
+        deadline = monotonic() + SECONDS_MAX
+        while monotonic() < deadline:
+            found = self._consumer.consume(CONSUME_MESSAGES, timeout=0.05)
+            for message in found:
+                error, at = message.error(), message.offset() or 0
+                if error is None:
+                    self._ready.append((at, message.value() or b"", int(message.timestamp()[1])))
+                    self._end = at + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._end = at
+                else:
+                    self._next = None
+                    raise self._gone(offset, error)
+            if found:
+                return
+        self._next = None
+        raise LogError(f"partition {self._place[1]} of the topic does not answer", retry_helps=True)
+
+    def _gone(self, offset: int, error: KafkaError) -> LogError:
+        if error.code() != KafkaError._AUTO_OFFSET_RESET:
+            return LogError(f"the topic cannot be read: {error.str()}", retry_helps=True)
+        return LogError(
+            f"the messages from {offset} on of partition {self._place[1]} are gone from the topic",
+            hint="the audit needs the whole topic: keep its messages for longer",
+        )

@@ -223,6 +223,9 @@ class Deliverer:
 
     def _is_done(self, patience: timedelta) -> bool:
         """Whether there is no use in going on: nothing left to deliver, or nothing delivered for too long."""
+        if not (self._collector.is_caught_up or self._collector.trouble):
+            self._progress_at = time.monotonic()  # what there is to deliver is still being found out
+            return False
         if time.monotonic() - self._progress_at > patience.total_seconds():
             return True
         idle = not (self._under_way or self._ready or self._delivered or self._failed)
