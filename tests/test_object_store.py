@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from commit_gate import CommitGate, commit_gate
-from ledgers import SETTINGS, SegmentFrame, bill, names_of, new_home, open_job
+from ledgers import SETTINGS, SegmentFrame, bill, log_of, names_of, new_home, open_job
 from opentab import config
 from opentab.config import Home
 from opentab.errors import ConfigError, Fenced
@@ -262,11 +262,9 @@ def race(home: Home, gate: CommitGate) -> list[BatchRecord | Fenced]:
     gate.held = commit_name(1)
 
     def bill_one(job: Job) -> BatchRecord | Fenced:
-        names = names_of(job.log, job.log.unread(job.positions), 1)
+        names = names_of(log_of(job), log_of(job).unread(job.positions), 1)
         try:
-            record = job.bill(SegmentFrame(names, 1))
-            assert record is not None
-            return record
+            return job.bill(SegmentFrame(job, names, 1))
         except Fenced as fenced:
             return fenced
 
