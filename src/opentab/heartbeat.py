@@ -20,8 +20,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     caught_up: bool
     caught_up_us: int | None  # the last moment at which nothing was unread
     unread_segments: int
-    unread_unit: str = "segments"  # or messages, where the log is a Kafka topic
     invoices_position: int = 0  # all that was due up to this batch has been issued
+    unread_unit: str = "segments"  # or messages, where the log is a Kafka topic
 
 
 def write_heartbeat(ledger: Place, heartbeat: Heartbeat) -> None:
