@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+# What Kafka's client says of broken connections goes to who asks for it: errors reach us as errors.
+silent_logger = logging.getLogger("opentab.kafka")
+silent_logger.addHandler(logging.NullHandler())
+silent_logger.propagate = False
 
 URI = re.compile(r"kafka://(?P<brokers>[^/,\s]+:\d+(,[^/,\s]+:\d+)*)/(?P<topic>[A-Za-z0-9._-]{1,249})")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

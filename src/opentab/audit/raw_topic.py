@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,15 +13,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from opentab.audit.raw import RawLines
 from opentab.errors import LogError
-from opentab.kafka import KafkaSettings
+from opentab.kafka import KafkaSettings, silent_logger
 
 PIECE_MESSAGES = 50_000
 CONSUME_MESSAGES = 1_000
 SECONDS_MAX = 30.0
-
-_silent = logging.getLogger("opentab.audit.kafka")
-_silent.addHandler(logging.NullHandler())
-_silent.propagate = False
 
 
 class RawTopic:
@@ -109,7 +104,7 @@ class RawTopic:
             "fetch.wait.max.ms": 20,
             "queued.max.messages.kbytes": 16_384,
         }
-        return Consumer(self._settings.client() | options, logger=_silent)
+        return Consumer(self._settings.client() | options, logger=silent_logger)
 
 
 class _Reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import logging
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from opentab.errors import MachineError
+from opentab.kafka import silent_logger
 from opentab.lab.daemon import Daemon
 from opentab.lab.free_port import free_port
 from opentab.lab.jars import java_program, kafka_jars
@@ -142,7 +142,7 @@ class Broker:
 
     def message_count(self, topic: str) -> int | None:
         """How many messages were ever written to a topic; None while it does not say."""
-        client = Consumer(self.client_options | {"group.id": "lab"}, logger=_silent())
+        client = Consumer(self.client_options | {"group.id": "lab"}, logger=silent_logger)
         try:
             found = client.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic].partitions
             ends = [client.get_watermark_offsets(TopicPartition(topic, number), ANSWER_SECONDS) for number in found]
@@ -194,11 +194,4 @@ class Broker:
 
     def _admin(self) -> AdminClient:
         # Refused connections are what we are here for; librdkafka would print each of them.
-        return AdminClient(self.client_options, logger=_silent())
-
-
-def _silent() -> logging.Logger:
-    logger = logging.getLogger("opentab.lab.broker")
-    logger.addHandler(logging.NullHandler())
-    logger.propagate = False
-    return logger
+        return AdminClient(self.client_options, logger=silent_logger)

@@ -6,7 +6,6 @@ message's number is its offset + 1.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -20,7 +19,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from opentab.errors import LogError, LogUnreachable
-from opentab.kafka import KafkaSettings
+from opentab.kafka import KafkaSettings, silent_logger
 
 TIMEOUT_SECONDS = 5.0
 READ_SECONDS_MAX = 30.0
@@ -29,11 +28,6 @@ CONSUME_MESSAGES = 10_000
 
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-# What Kafka's client says of broken connections goes to who asks for it: errors reach us as errors.
-kafka_logger = logging.getLogger("opentab.kafka")
-kafka_logger.addHandler(logging.NullHandler())
-kafka_logger.propagate = False
 
 
 class Message(NamedTuple):
@@ -160,7 +154,7 @@ class Topic:
 
     @cached_property
     def _admin(self) -> AdminClient:
-        return AdminClient(self.settings.client(), logger=kafka_logger)
+        return AdminClient(self.settings.client(), logger=silent_logger)
 
     @cached_property
     def _consumer(self) -> Consumer:
@@ -173,7 +167,7 @@ class Topic:
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 20,
         }
-        return Consumer(self.settings.client() | options, logger=kafka_logger)
+        return Consumer(self.settings.client() | options, logger=silent_logger)
 
     def _found(self) -> bool:
         """Whether the topic is there; remembers its partitions."""

@@ -14,8 +14,8 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from opentab.errors import InputError, LogUnreachable
-from opentab.kafka import KafkaSettings
-from opentab.log.topic import Topic, kafka_logger
+from opentab.kafka import KafkaSettings, silent_logger
+from opentab.log.topic import Topic
 from opentab.records import Spot
 
 DELIVERY_SECONDS = 30
@@ -107,7 +107,7 @@ class Sender:
             "queue.buffering.max.messages": WAITING_MESSAGES_MAX,
             "partitioner": "murmur2_random",  # where Kafka's own producers put the same customer
         }
-        return Producer(self._topic.settings.client() | options, logger=kafka_logger)
+        return Producer(self._topic.settings.client() | options, logger=silent_logger)
 
 
 class TopicProducer:
