@@ -25,6 +25,7 @@ from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
 from opentab.ledger import seen
 from opentab.ledger.journal import Journal
+from opentab.ledger.marks import marked, marks_of
 from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
@@ -238,6 +239,21 @@ def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     home, rule = bill_history(tmp_path, batches, window="unbounded")
     check(home, rule)
     assert rule.events == 24
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
+@example([-(2**63), -1, 0, 2**63 - 1], [-(2**63), 2**63 - 1])
+def test_marks_never_deny_a_key(held: list[int], strange: list[int]) -> None:
+    words = np.sort(np.array(held, np.int64))
+    asked = np.sort(np.array(held + strange, np.int64))
+    found = set(asked[marked(marks_of(words), asked)].tolist())
+    assert set(held) <= found
+
+
+def test_marks_spare_nearly_all_searches() -> None:
+    dice = np.random.default_rng(1)
+    held, strange = (np.sort(dice.integers(-(2**63), 2**63 - 1, 100_000)) for _ in range(2))
+    assert len(marked(marks_of(held), strange)) < 0.13 * len(strange)
 
 
 def test_keys_are_murmur3() -> None:

@@ -921,6 +921,7 @@ def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> None
 
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        os.environ["TMPDIR"] = work_dir  # what the measured commands leave behind goes with it
         figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
     terminal.write(render(figures))
 

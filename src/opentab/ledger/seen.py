@@ -11,7 +11,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opentab.ledger.files import StagedFile, read_parquet, staged_writer
+from opentab.ledger.marks import Marks, marks_of
 from opentab.place import Place
 from opentab.records import SEEN
 
@@ -51,6 +52,7 @@ class Columns(NamedTuple):
     payload: npt.NDArray[np.int64]
     arrived_us: npt.NDArray[np.int64]
     batch: npt.NDArray[np.int64]
+    marks: Marks
 
 
 class Runs:
@@ -68,27 +70,57 @@ class Runs:
         self._sweep(runs)
         return list(self._loaded.values())
 
+    def keep(self, file: StagedFile, table: pa.Table) -> None:
+        """Have the columns of a run at hand that was just written: its table is still in memory."""
+        if file.rows >= MAPPED_ROWS:
+            path = self._scratch / f"{Path(file.path).name}.npy"
+            self._write(path, lambda aside: np.save(aside, [table[name].to_numpy() for name in COLUMNS]))
+            self._write(_beside(path), lambda aside: np.save(aside, marks_of(table["key_high"].to_numpy())))
+
+    def prepare(self, file: StagedFile) -> None:
+        """Have the columns of a run at hand before anyone asks for them."""
+        self._columns(Run(file.path, file.rows))
+
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
-            return Columns(*_read(self._root / run.path))
+            read = _read(self._root / run.path)
+            return _columns(read, marks_of(read[0]))
         path = self._scratch / f"{Path(run.path).name}.npy"
         if not path.exists():
-            self._scratch.mkdir(mode=0o700, exist_ok=True)
-            aside = path.with_suffix(f".{secrets.token_hex(4)}.new")
-            try:
-                _write_columns(self._root / run.path, run.rows, aside)
-                aside.replace(path)
-            finally:
-                aside.unlink(missing_ok=True)
-        return Columns(*np.load(path, mmap_mode="r"))
+            self._write(path, lambda aside: _write_columns(self._root / run.path, run.rows, aside))
+        columns = np.load(path, mmap_mode="r")
+        if not _beside(path).exists():
+            self._write(_beside(path), lambda aside: np.save(aside, marks_of(columns[0])))
+        return _columns(columns, np.load(_beside(path), mmap_mode="r"))
+
+    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
+        """A scratch file that is whole from the moment it has its name."""
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        aside = path.with_suffix(f".{secrets.token_hex(4)}.new.npy")
+        try:
+            write(aside)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _sweep(self, runs: Sequence[Run]) -> None:
         """Remove scratch files of runs that were merged away an hour ago or earlier."""
-        names = {f"{Path(run.path).name}.npy" for run in runs}
+        columns = [self._scratch / f"{Path(run.path).name}.npy" for run in runs]
+        names = {path.name for run in columns for path in (run, _beside(run))}
         with suppress(OSError):
             for path in self._scratch.iterdir():
                 if path.name not in names and time.time() - path.stat().st_mtime > SCRATCH_SECONDS:
                     path.unlink()
+
+
+def _columns(columns: Sequence[npt.NDArray[np.int64]], marks: Marks) -> Columns:
+    key_high, key_low, payload, arrived_us, batch = columns
+    return Columns(key_high, key_low, payload, arrived_us, batch, marks)
+
+
+def _beside(path: Path) -> Path:
+    """Where the marks of a run are, given where its columns are."""
+    return path.with_suffix(".marks.npy")
 
 
 def _read(place: Place) -> list[npt.NDArray[np.int64]]:

@@ -106,10 +106,17 @@ def _shared_words(order: Order, runs: Sequence[StagedFile]) -> np.ndarray[tuple[
     if len(runs) < 2:
         return np.zeros(0, np.int64)
     words = [
-        np.unique(read_parquet(order.journal / file.path, columns=["key_high"])["key_high"].to_numpy()) for file in runs
+        _distinct(read_parquet(order.journal / file.path, columns=["key_high"])["key_high"].to_numpy()) for file in runs
     ]
-    joined = np.sort(np.concatenate(words))
-    return np.unique(joined[1:][joined[1:] == joined[:-1]])
+    joined = np.sort(np.concatenate(words), kind="stable")  # it merges what is in order already
+    return _distinct(joined[1:][joined[1:] == joined[:-1]])
+
+
+def _distinct(words: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Words that are in order, each once. np.unique would not see the order, and takes ten times as long."""
+    begins = np.ones(len(words), np.bool_)
+    begins[1:] = words[1:] != words[:-1]
+    return words[begins]
 
 
 def _is_shared(table: pa.Table, shared: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.ChunkedArray:

@@ -431,7 +431,8 @@ def _identity(parsed: _Parsed, sure: Bools, slow: list[tuple[int, Event]], decod
     texts = texts + [event.id for _, event in slow]
     sourced = {at: sources[row] for at, row in enumerate(kept.tolist()) if row in sources} if sources else {}
     sourced |= {len(kept) + at: event.source for at, (_, event) in enumerate(slow)}
-    high, low = keys_of([text or "" for text in texts] if None in texts else texts)
+    named = None not in texts
+    high, low = keys_of(texts if named else [text or "" for text in texts])
     for at, source in sourced.items():
         text = texts[at]
         if source is not None and text:
@@ -442,7 +443,9 @@ def _identity(parsed: _Parsed, sure: Bools, slow: list[tuple[int, Event]], decod
         payload[at] = with_key(int(payload[at]), key_of(event.reverses or "", event.source))
     return Identity(
         line=np.concatenate([parsed.at[sure], np.fromiter((line for line, _ in slow), np.int64)]),
-        has_key=np.fromiter(map(bool, texts), np.bool_, len(texts)),
+        has_key=np.ones(len(texts), np.bool_)
+        if named and "" not in texts
+        else np.fromiter(map(bool, texts), np.bool_, len(texts)),
         key_high=high,
         key_low=low,
         payload=payload,

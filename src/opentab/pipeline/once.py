@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from opentab.events import Reason
 from opentab.keys import key_of
+from opentab.ledger.marks import Marks, marked
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
 
@@ -32,6 +33,7 @@ class Known:
     payload: Int64s  # 0: it was rejected
     arrived_us: Int64s
     batch: Int64s
+    marks: Marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,11 @@ def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_u
     payload = np.zeros(len(high), np.int64)
     batch = np.zeros(len(high), np.int64)
     for run in known:
-        at = np.searchsorted(run.key_high, high)
-        rows = np.flatnonzero(at < len(run.key_high))
         # Few keys are there at all; several rows may begin with the same word.
-        found = at[rows]
+        rows = marked(run.marks, high)
+        found = np.searchsorted(run.key_high, high[rows])
+        inside = found < len(run.key_high)
+        rows, found = rows[inside], found[inside]
         while len(rows):
             alike = run.key_high[found] == high[rows]
             rows, found = rows[alike], found[alike]

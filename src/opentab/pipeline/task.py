@@ -237,10 +237,11 @@ class _Work:
             self.without_id += int((mine.counts & ~one.identity.has_key).sum())
             self.refused_reversals += one.refused_reversals(mine)
             counted.append(one.decoded.keep(mine.counts))
-        seen = seen_rows(asked, verdicts, batch=self.order.batch)
+        seen = sorted_run(seen_rows(asked, verdicts, batch=self.order.batch))
         batches = (self.order.batch, self.order.batch)
-        run = stage_run(self.journal, iter([sorted_run(seen)]), run=self.order.run, batches=batches)
+        run = stage_run(self.journal, iter([seen]), run=self.order.run, batches=batches)
         if run is not None:
+            runs_of(self.journal).keep(run, seen)
             self.files.append(run)
         return counted
 
