@@ -22,7 +22,7 @@ from opentab.config import Home
 from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, MachineError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
-    from opentab.lab.bench import Figure
+    from opentab.lab.figures import Figure
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
@@ -902,28 +902,100 @@ def chaos(only: tuple[str, ...], seed: int | None, **options: Any) -> int:
     return OK if run_chaos(only, seed=seed, **options) else DIFFERENT
 
 
-@commands.group()
-def bench() -> None:
-    """Measure opentab on this machine."""
-
-
 def figures_to(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a bench the option --json."""
     file = click.Path(path_type=Path)
     return click.option("--json", "json_path", type=file, metavar="FILE", help="write the figures there too")(command)
 
 
-def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> None:
+@commands.group(invoke_without_command=True)
+@click.option("--quick", is_flag=True, help="opentab and reading alone, in five minutes")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="in each topic and log")
+@click.option("--repeats", default=2, show_default=True, type=SOME, help="of each run, in turn")
+@click.option("--chapter", "chosen", multiple=True, help="only this one; again for more")
+@click.option("--plots", "plots_path", type=click.Path(path_type=Path), metavar="DIR", help="draw the figures there")
+@figures_to
+@click.pass_context
+def bench(
+    context: click.Context,
+    quick: bool,
+    events: int,
+    repeats: int,
+    chosen: tuple[str, ...],
+    plots_path: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Measure opentab on this machine, and what people would use instead: all of it, or one of the commands below."""
+    if context.invoked_subcommand is not None:
+        return
+    from opentab.lab.plots import draw_all
+    from opentab.lab.whole_bench import all_chapters, bench_whole, quick_chapters
+
+    chapters = quick_chapters() if quick else all_chapters(events=events, repeats=repeats)
+    names = [chapter.name for chapter in chapters]
+    for name in chosen:
+        if name not in names:
+            raise click.BadParameter(f"{name} is none of: {', '.join(names)}", param_hint="--chapter")
+    chapters = [chapter for chapter in chapters if not chosen or chapter.name in chosen]
+    with _bar(len(chapters), "bench", always=True) as advance:
+        figures = _print_figures(bench_whole, chapters=chapters, json_path=json_path, advance=advance)
+    if plots_path is not None:
+        for path in draw_all(figures, plots_path):
+            terminal.write(f"drawn: {path}", sys.stderr)
+
+
+@bench.command("compare")
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+def bench_compare_command(before: Path, after: Path) -> None:
+    """What a change did: the figures of two benches, written by --json, side by side."""
+    from opentab.lab.compare import compare, machines_differ, read_figures
+
+    one, other = read_figures(before), read_figures(after)
+    warning = machines_differ(one, other)
+    if warning is not None:
+        terminal.write(f"opentab: {warning}", sys.stderr)
+    columns = ("figure", "unit", "before", "after", "ratio", "")
+    terminal.print_table(columns, compare(one.figures, other.figures), right=("before", "after", "ratio"))
+
+
+@bench.command("peers")
+@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="in each topic")
+@click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [100, 10000, 1000000]")
+@click.option("--repeats", default=2, show_default=True, type=SOME, help="of each turn")
+@click.option("--quick", is_flag=True, help="opentab and reading alone")
+@figures_to
+def bench_peers_command(sizes: tuple[int, ...], quick: bool, **options: Any) -> None:
+    """Throughput beside reading alone, Spark's aggregation, Spark to Redis and Flink, from one Kafka topic."""
+    from opentab.lab.peers_bench import ALL, QUICK, bench_peers
+
+    chosen = tuple(sorted(sizes)) or (100, 10_000, 1_000_000)
+    _print_figures(bench_peers, sizes=chosen, contenders=QUICK if quick else ALL, **options)
+
+
+@bench.command("recovery")
+@click.option("--customers", default=100_000, show_default=True, type=CUSTOMERS, help="in the ledger")
+@click.option("--repeats", default=3, show_default=True, type=SOME, help="kills")
+@figures_to
+def bench_recovery_command(**options: Any) -> None:
+    """Time from a SIGKILL of the pipeline to its next commit, and of a server to its answers."""
+    from opentab.lab.recovery_bench import bench_recovery
+
+    _print_figures(bench_recovery, **options)
+
+
+def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> list[Figure]:
     """Run a bench in a directory of its own, and print what it measured."""
     import tempfile
 
-    from opentab.lab.bench import render
+    from opentab.lab.figures import render
 
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
         os.environ["TMPDIR"] = work_dir  # what the measured commands leave behind goes with it
         figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
     terminal.write(render(figures))
+    return figures
 
 
 @bench.command("ingest")
@@ -935,7 +1007,7 @@ def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> None
 @figures_to
 def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Path | None) -> None:
     """Throughput of run --once, its start and memory, and what age does to the ledger."""
-    from opentab.lab.bench import bench_ingest
+    from opentab.lab.ingest_bench import bench_ingest
 
     _print_figures(bench_ingest, events=events, repeats=repeats, old_batches=batches, json_path=json_path)
 

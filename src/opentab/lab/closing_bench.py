@@ -7,9 +7,7 @@ and from the invoices' commit, so nothing in the pipeline knows that it is being
 
 from __future__ import annotations
 
-import json
 import statistics
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,19 +15,17 @@ from pathlib import Path
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
-from opentab.lab.bench import Figure, at_most, plain, write_json
 from opentab.lab.billed_home import bill_month, journal_of
 from opentab.lab.command import started, streams, wait_until
+from opentab.lab.feeder import Feeder
+from opentab.lab.figures import Figure, at_most, plain, write_json
 from opentab.lab.machine import describe_machine
 from opentab.ledger.invoices import Invoices
-from opentab.log import DirectoryLog, Producer
 from opentab.sinks.files import missing
 
 SIZES = (1_000, 100_000, 1_000_000)
 BEFORE_THE_END = "2026-02-01T06:00:00Z"  # the watermark stays 12 h behind
 BEHIND_THE_END = "2026-02-01T12:00:01Z"
-FEED_EVENTS = 200
-FEED_SECONDS = 0.25
 BATCHES_BEFORE = 20
 SECONDS_MAX = 60.0
 GROWTH_MAX = 1.1  # noise and all
@@ -103,7 +99,7 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
     say(f"billing a month of {customers:,} customers")
     home = bill_month(path, customers=customers)
     settled = journal_of(home).position
-    feeder = _Feeder(home)
+    feeder = Feeder(home, at=BEFORE_THE_END)
     with started(home, "run") as pipeline:
         try:
             wait_until(lambda: streams(home, pipeline), "Spark was up", pipeline)
@@ -130,29 +126,6 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
         ledger_bytes=sum(invoices.place_of(file).path.stat().st_size for file in invoices.files),
         file_bytes=sum(file.stat().st_size for file in home.invoices_path.rglob("*") if file.is_file()),
     )
-
-
-class _Feeder:
-    """Keeps small segments coming."""
-
-    def __init__(self, home: Home) -> None:
-        self._producer = Producer(DirectoryLog(home.log_path))
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._feed, daemon=True)
-        self.at = BEFORE_THE_END
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _feed(self) -> None:
-        while not self._stopping.wait(FEED_SECONDS):
-            event = {"time": self.at, "customer": "feeder", "type": "DATA", "amount": "0.01"}
-            self._producer.append((json.dumps(event) + "\n").encode() * FEED_EVENTS)
 
 
 def _position(home: Home) -> int:

@@ -6,13 +6,17 @@ beforehand are put into the ledger as runs of random keys: nothing tells them fr
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +24,19 @@ import pyarrow as pa
 from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
-from opentab.lab.bench import Figure, Say, at_least, at_most, plain, write_json
+from opentab.lab.command import bill_log
+from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.freshness_bench import measure_freshness, percentile
 from opentab.lab.generator import Plan, generate
+from opentab.lab.http_line import HttpLine
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import TOTAL, MeasuredRun, link_log, measure_home
 from opentab.lab.month_log import PERIOD
+from opentab.lab.served_home import served
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
 from opentab.ledger.seen import SLICE_ROWS, stage_run
+from opentab.log import DirectoryLog
 from opentab.records import SEEN, BatchRecord
 
 CUSTOMERS = 100_000
@@ -36,7 +44,8 @@ REMEMBERED_RUNS = 6
 ON_TO_OFF_MIN = 0.7
 FRESHNESS_MS_MAX = 50.0
 FRESHNESS_SECONDS = 30
-MEBIBYTE = 2**20
+RECEIPTS, RECEIPTS_WARM_UP = 2_000, 100
+RECEIPT_P99_MS_MAX = 20.0
 ON, OFF = "unbounded", "off"
 
 
@@ -56,7 +65,7 @@ def bench_dedupe(
 ) -> list[Figure]:  # fmt: skip
     """Measure throughput with and without, over shares of repeats and numbers of ids remembered, and small batches.
 
-    1. a log for each share, 2. runs in turn, 3. Spark's own operator on the same events, 4. freshness, 5. write JSON
+    1. a log for each share, 2. runs in turn, 3. receipts, 4. Spark's own operator on the same events, 5. freshness
     """
     machine = describe_machine()
     figures: list[Figure] = []
@@ -64,6 +73,8 @@ def bench_dedupe(
         log = _make_log(work_dir, events, share, say)
         for count in remembered if share == shares[0] else remembered[:1]:
             figures += _compare(log, count, repeats, work_dir, say)
+        if share == shares[0]:
+            figures += _receipts(log, work_dir, say)
         if peer and share == shares[-1]:
             figures += _peer(log, work_dir, say)
         shutil.rmtree(log.home.path)
@@ -195,6 +206,49 @@ def _peer(log: Log, work_dir: Path, say: Say) -> list[Figure]:
         raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
     label = f"{log.repeats_share:.0%} repeats"
     return [plain(f"Spark's dropDuplicatesWithinWatermark, {label}", [float(rate)], "lines/s")]
+
+
+def _receipts(log: Log, work_dir: Path, say: Say) -> list[Figure]:
+    """How long a receipt takes over HTTP, of ids at random, and of ids that nobody has sent."""
+    home = _fresh_home(work_dir / "receipts", ON)
+    link_log(log.home, home)
+    ids = _some_ids(log.home)
+    bill_log(home)
+    say(f"asking for {len(ids):,} receipts")
+    with served(home, workers=1) as server, closing(HttpLine(server.port)) as line:
+        for id_ in ids[:RECEIPTS_WARM_UP]:
+            line.get(f"/v1/events/{quote(id_, safe='')}")
+        known_ms = [_receipt_ms(line, id_, 200) for id_ in ids]
+        strange_ms = [_receipt_ms(line, f"nobody-{number}", 404) for number in range(len(ids))]
+    shutil.rmtree(home.path)
+    label = f"{log.event_count:,} ids remembered"
+    return [
+        plain(f"p50 of a receipt, {label}", [percentile(known_ms, 50)], "ms"),
+        at_most(f"p99 of a receipt, {label}", [percentile(known_ms, 99)], "ms", RECEIPT_P99_MS_MAX),
+        at_most(f"p99 of no receipt, {label}", [percentile(strange_ms, 99)], "ms", RECEIPT_P99_MS_MAX),
+    ]
+
+
+def _receipt_ms(line: HttpLine, id_: str, wanted: int) -> float:
+    began = time.perf_counter()
+    status, answer = line.get(f"/v1/events/{quote(id_, safe='')}")
+    took = time.perf_counter() - began
+    if status != wanted or (wanted == 200 and answer["state"] != "counted"):
+        raise OpentabError(f"the receipt of {id_} is {status} {answer}, not {wanted}")
+    return took * 1000
+
+
+def _some_ids(home: Home) -> list[str]:
+    """Ids from all over a log, in no order."""
+    log = DirectoryLog(home.log_path)
+    places = [(partition, number) for partition, numbers in log.pending().items() for number in numbers]
+    ids = []
+    for partition, number in places:
+        lines = bytes(log.read(partition, number).body).splitlines()
+        few = lines[:: max(1, len(lines) * len(places) // RECEIPTS)]
+        ids += [json.loads(line)["id"] for line in few]
+    random.Random(1).shuffle(ids)
+    return ids
 
 
 def _freshness(work_dir: Path, say: Say) -> list[Figure]:

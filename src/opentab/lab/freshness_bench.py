@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
 from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
-from opentab.lab.bench import Figure, Say, at_most, plain, write_json
 from opentab.lab.command import started, streams, wait_until
+from opentab.lab.figures import Figure, Say, at_most, plain, write_json
 from opentab.lab.http_line import HttpLine
 from opentab.lab.machine import describe_machine
 from opentab.lab.served_home import served
@@ -41,8 +42,9 @@ PROBE_SECONDS = 0.1  # on average; in step with the batches it would see the sam
 POLL_SECONDS = 0.02  # asked every 5 ms, a server on two cores makes the pipeline wait
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 60
-P50_MS_MAX = 500.0
-P99_MS_MAX = 1_000.0
+GOALS_UPTO = 1_000  # events a second that the goals are for
+P50_MS_MAX = 350.0
+P99_MS_MAX = 800.0
 SAMPLES_MIN = 2
 
 
@@ -76,9 +78,14 @@ def freshness_figures(measured: MeasuredFreshness, *, rate: int) -> list[Figure]
         raise OpentabError("too few events became visible to say anything", hint="give --seconds more")
     p50_ms, p99_ms = (percentile(visible_ms, share) for share in (50, 99))
     label = f"{rate:,} events/s"
+    names = [f"{share} from accepted to visible, {label}" for share in ("p50", "p99")]
+    if rate <= GOALS_UPTO:
+        goals = [at_most(names[0], [p50_ms], "ms", P50_MS_MAX), at_most(names[1], [p99_ms], "ms", P99_MS_MAX)]
+    else:
+        goals = [plain(names[0], [p50_ms], "ms"), plain(names[1], [p99_ms], "ms")]
     figures = [
-        at_most(f"p50 from accepted to visible, {label}", [p50_ms], "ms", P50_MS_MAX),
-        at_most(f"p99 from accepted to visible, {label}", [p99_ms], "ms", P99_MS_MAX),
+        *goals,
+        plain(f"slowest from accepted to visible, {label}", [max(visible_ms)], "ms"),
         plain(f"from accepted to visible, {label}", visible_ms, "ms"),
         plain("probes", [len(visible_ms)], "events"),
         plain("events accepted", [measured.sent_per_second], "events/s"),
@@ -221,7 +228,7 @@ class _Probe:
 
 def _event(customer: str) -> dict[str, str]:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"time": now, "customer": customer, "type": "DATA", "amount": "0.01"}
+    return {"id": uuid4().hex, "time": now, "customer": customer, "type": "DATA", "amount": "0.01"}
 
 
 def _post(line: HttpLine, events: list[dict[str, str]]) -> None:

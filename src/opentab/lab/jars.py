@@ -44,7 +44,7 @@ def fetch_jars(name: str, modules: tuple[str, ...]) -> Path:
     jars = _cache() / name
     if jars.is_dir():
         return jars
-    with _alone(_cache() / f".{name}.lock"):
+    with alone(_cache() / f".{name}.lock"):
         if not jars.is_dir():  # another process was quicker
             _fetch(jars, modules)
     return jars
@@ -52,7 +52,7 @@ def fetch_jars(name: str, modules: tuple[str, ...]) -> Path:
 
 def fetch_connector() -> None:
     """Let Spark fetch its Kafka connector to where it looks for it, so that later starts need no network."""
-    with _alone(_cache() / ".connector.lock"), tempfile.TemporaryDirectory() as aside:
+    with alone(_cache() / ".connector.lock"), tempfile.TemporaryDirectory() as aside:
         nothing = Path(aside, "nothing.py")
         nothing.touch()
         submit = spark_home() / "bin" / "spark-submit"
@@ -74,18 +74,24 @@ def java_program() -> str:
     return str(find_java().home / "bin" / "java")
 
 
-def _cache() -> Path:
+def cache_path() -> Path:
+    """Where programs of others stay, for all clones on this machine."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    cache = Path(root) / "opentab" / "jars"
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
+    return Path(root) / "opentab"
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time do what follows; `path` is a file that is nobody's but for this."""
     with path.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _cache() -> Path:
+    cache = cache_path() / "jars"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
 
 
 def _fetch(jars: Path, modules: tuple[str, ...]) -> None:

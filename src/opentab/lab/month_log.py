@@ -10,7 +10,7 @@ EVENTS_PER_CUSTOMER = 5
 
 
 def write_month(
-    home: Home, *, customers: int, events_per_customer: int = EVENTS_PER_CUSTOMER, seed: int = 1
+    home: Home, *, customers: int, events_per_customer: int = EVENTS_PER_CUSTOMER, seed: int = 1, id_share: float = 0.8
 ) -> Outcome:
     """Write the month's events to a home's log."""
     plan = Plan(
@@ -18,6 +18,7 @@ def write_month(
         customers=customers,
         events_per_customer=events_per_customer,
         first_period=PERIOD,
+        id_share=id_share,
         late_share=0.0,
         variety_share=0.0,
     )

@@ -19,9 +19,9 @@ import msgspec
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.heartbeat import read_heartbeat
-from opentab.lab.bench import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.billed_home import bill_month, copy_home, journal_of
 from opentab.lab.command import Command, started, streams, wait_until
+from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.http_line import HttpLine
 from opentab.lab.load import Load
 from opentab.lab.machine import describe_machine

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from opentab.config import Home
 from opentab.errors import OpentabError
-from opentab.lab.bench import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.billed_home import bill_month, copy_home, journal_of
 from opentab.lab.catch_up import CatchUp, measure_catch_up
+from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.machine import describe_machine
 from opentab.lab.served_home import served
 from opentab.ledger import balances

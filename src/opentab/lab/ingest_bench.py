@@ -7,15 +7,14 @@ each pair of neighbouring runs, before the median.
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from opentab import config
 from opentab.config import Home
+from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.ledger_age import Age, measure_ages
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, measure_run
@@ -30,21 +29,6 @@ WARM_MIN = 400_000
 MANY_TO_FEW_MIN = 0.9
 FIRST_COMMIT_SECONDS_MAX = 12.0
 OLD_TO_YOUNG_MAX = 1.1
-MEBIBYTE = 2**20
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured value; `met` is None where there is no goal."""
-
-    name: str
-    value: float
-    unit: str
-    goal: str | None = None
-    met: bool | None = None
-    spread: tuple[float, float] | None = None  # the least and the most of the repeats
 
 
 def bench_ingest(
@@ -126,52 +110,6 @@ def age_figures(young: Age, old: Age) -> list[Figure]:
     ]
 
 
-def plain(name: str, values: Sequence[float], unit: str) -> Figure:
-    """A figure without a goal: the median, and its spread where there are several."""
-    spread = (min(values), max(values)) if len(values) > 1 else None
-    return Figure(name, statistics.median(values), unit, spread=spread)
-
-
-def at_least(name: str, values: Sequence[float], unit: str, goal: float) -> Figure:
-    """A figure that should not be below its goal."""
-    value = statistics.median(values)
-    return _with_goal(plain(name, values, unit), f"≥ {goal:,}", value >= goal)
-
-
-def at_most(name: str, values: Sequence[float], unit: str, goal: float) -> Figure:
-    """A figure that should not be above its goal."""
-    value = statistics.median(values)
-    return _with_goal(plain(name, values, unit), f"≤ {goal:,}", value <= goal)
-
-
-def as_json(machine: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-    """The document that `--json` writes; `peer` has room for another program's figure."""
-    return {"machine": machine, "figures": [asdict(figure) | {"peer": None} for figure in figures]}
-
-
-def write_json(path: Path | None, machine: dict[str, Any], figures: Sequence[Figure]) -> None:
-    """Write that document, where it is wanted."""
-    if path is not None:
-        document = json.dumps(as_json(machine, figures), indent=2, ensure_ascii=False)
-        path.write_text(document + "\n", encoding="utf-8")
-
-
-def render(figures: Sequence[Figure]) -> str:
-    """An aligned table."""
-    header = ("figure", "value", "unit", "least", "most", "goal", "met")
-    rows = [header, *map(_cells, figures)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    numbers = {header.index(name) for name in ("value", "least", "most")}
-    lines = [
-        "  ".join(
-            cell.rjust(w) if i in numbers else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
 @dataclass(frozen=True, slots=True)
 class _Log:
     home: Home
@@ -187,20 +125,3 @@ def _make_log(work_dir: Path, customers_wanted: int, events: int, say: Say) -> _
     say(f"writing about {events:,} events of {customers:,} customers")
     outcome = write_month(home, customers=customers, events_per_customer=events // customers)
     return _Log(home, customers, outcome.event_count_planned)
-
-
-def _with_goal(figure: Figure, goal: str, met: bool) -> Figure:
-    return Figure(figure.name, figure.value, figure.unit, goal, met, figure.spread)
-
-
-def _cells(figure: Figure) -> tuple[str, ...]:
-    least, most = map(_number, figure.spread) if figure.spread else ("", "")
-    met = {None: "", True: "yes", False: "NO"}[figure.met]
-    return (figure.name, _number(figure.value), figure.unit, least, most, figure.goal or "", met)
-
-
-def _number(value: float) -> str:
-    """Three digits or more: 0.973, 27.4, 512,345."""
-    if value == int(value) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

@@ -1,0 +1,1 @@
+"""What people would use instead, each set up as its own docs advise."""

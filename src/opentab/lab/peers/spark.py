@@ -1,0 +1,58 @@
+"""Spark's own ways with the same topic: reading alone, its streaming aggregation, and a key-value store behind it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from opentab.java import find_java
+from opentab.lab.daemon import Daemon
+from opentab.lab.free_port import free_port
+from opentab.lab.peers.job import run_job
+from opentab.lab.peers.outcome import PeerRun
+from opentab.lab.peers.resp import RedisLine
+from opentab.lab.tool import find_tools
+
+Way = Literal["reading", "rocksdb", "heap", "redis"]
+REDIS_START_SECONDS_MAX = 10
+
+
+def measure_spark(way: Way, *, address: str, topic: str, scratch: Path) -> PeerRun:
+    """Let a Spark of its own read a topic to its end."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        if way != "redis":
+            return _run(way, address, topic, scratch, "")
+        with _redis(scratch) as port:
+            return _run(way, address, topic, scratch, str(port))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(way: Way, address: str, topic: str, scratch: Path, store: str) -> PeerRun:
+    command = [sys.executable, "-m", "opentab.lab.peers.spark_job", way, address, topic, str(scratch), store]
+    environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    return run_job(f"Spark, {way}", command, {**environment, "SPARK_LOCAL_IP": "127.0.0.1"})
+
+
+@contextmanager
+def _redis(scratch: Path) -> Iterator[int]:
+    """A Redis that keeps what it is told, as its own docs advise: each second on the disk."""
+    find_tools("redis-server")
+    port = free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(scratch)]
+    server = Daemon(
+        "redis", ["redis-server", *options, "--save", "", "--appendonly", "yes", "--appendfsync", "everysec"], scratch
+    )
+    server.start()
+    try:
+        server.wait_until(lambda: RedisLine.answers(port), seconds_max=REDIS_START_SECONDS_MAX)
+        yield port
+    finally:
+        server.kill()

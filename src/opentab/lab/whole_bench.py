@@ -1,0 +1,113 @@
+"""opentab bench: everything that can be measured here, one chapter after the other, into one document.
+
+A chapter that fails does not take the others with it: it is named at the end, and in the document.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from opentab.errors import OpentabError
+from opentab.lab import peers_bench
+from opentab.lab.closing_bench import SIZES, bench_closing
+from opentab.lab.compare import read_figures
+from opentab.lab.dedupe_bench import bench_dedupe
+from opentab.lab.figures import Figure, Say, write_json
+from opentab.lab.freshness_bench import bench_freshness
+from opentab.lab.ingest_bench import bench_ingest
+from opentab.lab.machine import describe_machine
+from opentab.lab.reads_bench import bench_reads
+from opentab.lab.recovery_bench import bench_recovery
+from opentab.lab.replica_bench import bench_replica
+
+QUICK_EVENTS = 1_500_000
+QUICK_SIZES = (100, 300_000)
+SIZES_OF_TOPICS = (100, 10_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """One bench of the whole."""
+
+    name: str
+    measure: Callable[..., list[Figure]]
+
+
+def quick_chapters() -> list[Chapter]:
+    """opentab and reading alone: five minutes."""
+    peers = partial(
+        peers_bench.bench_peers,
+        events=QUICK_EVENTS,
+        sizes=QUICK_SIZES,
+        repeats=1,
+        contenders=peers_bench.QUICK,
+    )
+    return [Chapter("peers", peers), Chapter("freshness", partial(bench_freshness, seconds=15, rate=1_000))]
+
+
+def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
+    """All there is, with all peers: two hours with the defaults."""
+    peers = partial(
+        peers_bench.bench_peers, events=events, sizes=SIZES_OF_TOPICS, repeats=repeats, contenders=peers_bench.ALL
+    )
+    reads = partial(bench_reads, customers=1_000_000, events=events, seconds=10, repeats=repeats, workers=(1, 2))
+    dedupe = partial(
+        bench_dedupe,
+        events=events,
+        remembered=(0, 10_000_000, 50_000_000),
+        shares=(0.0, 0.01, 0.2),
+        repeats=repeats,
+        peer=True,
+    )
+    return [
+        Chapter("peers", peers),
+        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000)),
+        Chapter("freshness under load", partial(bench_freshness, seconds=30, rate=10_000)),
+        Chapter("reads", reads),
+        Chapter("dedupe", dedupe),
+        Chapter("ingest", partial(bench_ingest, events=events, repeats=repeats)),
+        Chapter("closing", partial(bench_closing, sizes=SIZES)),
+        Chapter("replica", partial(bench_replica, customers=1_000_000, repeats=repeats)),
+        Chapter("recovery", partial(bench_recovery, customers=100_000, repeats=repeats)),
+    ]
+
+
+def bench_whole(
+    chapters: Sequence[Chapter],
+    *,
+    json_path: Path | None,
+    work_dir: Path,
+    say: Say,
+    advance: Callable[..., None] = lambda step, **_: None,
+) -> list[Figure]:
+    """Measure chapter by chapter; what is done is written at once, so that an end by force loses one chapter only."""
+    machine: dict[str, Any] = describe_machine() | {"chapters": {}}
+    figures: list[Figure] = []
+    for chapter in chapters:
+        advance(0, total=len(chapters), label=chapter.name)
+        say(f"{chapter.name}: load is {os.getloadavg()[0]:.2f}")
+        began = time.monotonic()
+        story: dict[str, Any] = {"load_before": os.getloadavg()[0]}
+        own = work_dir / "chapter"
+        own.mkdir()
+        document = work_dir / "chapter.json"
+        try:
+            found = chapter.measure(json_path=document, work_dir=own, say=say)
+            story |= {key: value for key, value in read_figures(document).machine.items() if key not in machine}
+            figures += [replace(figure, name=f"{chapter.name}: {figure.name}") for figure in found]
+        except OpentabError as error:
+            say(f"{chapter.name} failed: {error}")
+            story["failed"] = str(error)
+        story["seconds"] = round(time.monotonic() - began)
+        machine["chapters"][chapter.name] = story
+        shutil.rmtree(own, ignore_errors=True)
+        write_json(json_path, machine, figures)
+        advance(1)
+    return figures

@@ -1,0 +1,172 @@
+"""opentab beside its peers: real ones over a real topic, small; and what becomes of the figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opentab.errors import InputError, MachineError, OpentabError
+from opentab.lab import peers_bench
+from opentab.lab.compare import compare, machines_differ, read_figures, verdict
+from opentab.lab.figures import Figure, plain, write_json
+from opentab.lab.peers_bench import (
+    ALL,
+    COMMIT,
+    COMMIT_ONCE,
+    END,
+    FLINK_HEAP,
+    FLINK_ROCKSDB,
+    READING,
+    REDIS,
+    ROCKSDB,
+    Turn,
+    bench_peers,
+    peers_figures,
+)  # fmt: skip
+from opentab.lab.plots import draw_all
+from opentab.lab.whole_bench import Chapter, all_chapters, bench_whole, quick_chapters
+from product import opentab
+
+EVENTS = 4_000
+
+
+def test_opentab_and_spark_s_own_ways_over_one_topic(tmp_path: Path) -> None:
+    """Every bill is audited on the way: a wrong one would end it."""
+    said: list[str] = []
+    contenders = (READING, END, ROCKSDB)
+    figures = bench_peers(
+        events=EVENTS, sizes=(20,), repeats=1, contenders=contenders,
+        json_path=tmp_path / "figures.json", work_dir=tmp_path / "work", say=said.append,
+    )  # fmt: skip
+    rates = {figure.name: figure for figure in figures}
+    for name in contenders:
+        assert rates[f"{name}, 20 customers"].value > 0
+    assert rates[f"{END} to {ROCKSDB}, 20 customers"].peer == ROCKSDB
+    document = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert set(document["figures"][0]) == {"name", "value", "unit", "goal", "met", "peer", "spread"}
+    settings = document["machine"]["settings"][ROCKSDB]
+    assert settings["spark.master"] == "local[2]"
+    assert "RocksDB" in settings["spark.sql.streaming.stateStore.providerClass"]
+
+
+def turn(customers: int, **rates: float) -> Turn:
+    names = {"commit": COMMIT, "once": COMMIT_ONCE, "end": END, "reading": READING, "flink": FLINK_HEAP}
+    names |= {"rocksdb": ROCKSDB, "redis": REDIS}
+    return Turn(customers, rates={names[name]: rate for name, rate in rates.items()})
+
+
+def test_ratios_are_taken_within_a_turn() -> None:
+    few = [turn(100, commit=100, end=80, reading=200, flink=50, once=80), turn(100, commit=50, end=50, reading=100)]
+    many = [turn(10**6, commit=95, end=60, flink=20, rocksdb=20, redis=20), turn(10**6, commit=45, end=20)]
+    figures = {figure.name: figure for figure in peers_figures([*few, *many])}
+    assert figures[f"{COMMIT}, 1,000,000 to 100 customers"].spread == (0.9, 0.95)
+    assert figures[f"{COMMIT}, 1,000,000 to 100 customers"].met
+    assert figures[f"{END}, 1,000,000 to 100 customers"].met is False
+    assert figures[f"{COMMIT} to {READING}, 100 customers"].value == 0.5
+    assert figures["dedupe on to off, to commit, 100 customers"].met
+    flink = figures[f"{END} to {FLINK_HEAP}, 1,000,000 customers"]
+    assert (flink.value, flink.goal, flink.met, flink.peer) == (3.0, "≥ 3.5", False, FLINK_HEAP)
+    assert figures[f"{END} to {FLINK_HEAP}, 100 customers"].goal == "≥ 1.2"
+
+
+def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise MachineError("Flink could not be installed")
+
+    monkeypatch.setattr(peers_bench, "install_flink", fail)
+    said: list[str] = []
+    contenders, skipped = peers_bench._present(ALL, said.append)
+    assert FLINK_HEAP not in contenders
+    assert FLINK_ROCKSDB not in contenders
+    assert len(skipped) == 2
+    assert "Flink could not be installed" in said[-1]
+
+
+def chapter(name: str, *figures: Figure) -> Chapter:
+    def measure(*, json_path: Path, work_dir: Path, say: Callable[[str], None]) -> list[Figure]:
+        write_json(json_path, {"extra": name}, figures)
+        return list(figures)
+
+    return Chapter(name, measure)
+
+
+def test_the_whole_goes_on_behind_a_chapter_that_fails(tmp_path: Path) -> None:
+    def fail(**_: object) -> list[Figure]:
+        raise OpentabError("no more room")
+
+    chapters = [chapter("one", plain("a", [1.0], "s")), Chapter("two", fail), chapter("three", plain("b", [2.0], "s"))]
+    figures = bench_whole(chapters, json_path=tmp_path / "all.json", work_dir=tmp_path, say=lambda _: None)
+    assert [figure.name for figure in figures] == ["one: a", "three: b"]
+    document = read_figures(tmp_path / "all.json")
+    assert document.figures == figures
+    assert document.machine["chapters"]["two"]["failed"] == "no more room"
+    assert document.machine["chapters"]["one"]["extra"] == "one"
+
+
+def test_the_chapters() -> None:
+    assert [chapter.name for chapter in quick_chapters()] == ["peers", "freshness"]
+    names = [chapter.name for chapter in all_chapters(events=10, repeats=1)]
+    assert len(set(names)) == len(names)
+    assert {"peers", "freshness", "reads", "dedupe", "ingest", "closing", "replica", "recovery"} <= set(names)
+
+
+RATE = Figure("rate", 100.0, "events/s", spread=(90.0, 110.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "meaning"),
+    [
+        (RATE, replace(RATE, value=120, spread=(112, 130)), "better"),
+        (RATE, replace(RATE, value=80, spread=(70, 85)), "worse"),
+        (RATE, replace(RATE, value=105, spread=(100, 120)), "within the spread"),
+        (RATE, RATE, ""),
+        (replace(RATE, unit="ms"), replace(RATE, unit="ms", value=80, spread=(70, 85)), "better"),
+        (replace(RATE, spread=None), replace(RATE, spread=None, value=80), ""),
+        (replace(RATE, met=True), replace(RATE, met=False), "misses its goal now"),
+        (replace(RATE, met=False), replace(RATE, met=True), "meets its goal now"),
+    ],
+)
+def test_what_a_change_means(before: Figure, after: Figure, meaning: str) -> None:
+    assert verdict(before, after) == meaning
+
+
+def test_two_benches_side_by_side(tmp_path: Path) -> None:
+    one, other = tmp_path / "a.json", tmp_path / "b.json"
+    write_json(one, {"cpu_count": 2}, [RATE, plain("gone", [1.0], "s")])
+    write_json(other, {"cpu_count": 2}, [replace(RATE, value=150, spread=(140, 160)), plain("new", [2.0], "s")])
+    rows = compare(read_figures(one).figures, read_figures(other).figures)
+    assert rows[0] == ("rate", "events/s", "100", "150", "1.500", "better")
+    assert [row[-1] for row in rows[1:]] == ["only before", "only after"]
+    assert machines_differ(read_figures(one), read_figures(other)) is None
+    done = opentab("bench", "compare", str(one), str(other))
+    assert done.returncode == 0
+    assert "better" in done.stdout
+    other.write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="does not hold the figures"):
+        read_figures(other)
+
+
+def test_a_chapter_that_there_is_not() -> None:
+    done = opentab("bench", "--chapter", "nonsense", check=False)
+    assert done.returncode == 2
+    assert "is none of: peers" in done.stderr
+
+
+def test_pictures(tmp_path: Path) -> None:
+    figures = [
+        plain(f"peers: {name}, {size:,} customers", [rate, rate * 1.2], "events/s")
+        for name, rate in zip(ALL, range(100_000, 1_100_000, 100_000), strict=True)
+        for size in (100, 10_000, 1_000_000)
+    ]
+    figures += [plain(f"dedupe: with to without, 0% repeats, {n:,} ids remembered", [0.8], "ratio") for n in (0, 10)]
+    for size in (1_000, 100_000):
+        figures.append(plain(f"closing: close, {size:,} customers", [1.0], "s"))
+        figures.append(plain(f"closing: close and write the files, {size:,} customers", [2.0], "s"))
+    paths = draw_all(figures, tmp_path)
+    assert [path.name for path in paths] == ["over-customers.svg", "beside-peers.svg", "dedupe.svg", "closing.svg"]
+    assert all(path.read_text(encoding="utf-8").lstrip().startswith("<?xml") for path in paths)
+    assert draw_all(figures[:0], tmp_path / "none") == []
