@@ -23,8 +23,8 @@ Micros = TypeVar("Micros", int, npt.NDArray[np.int64])
 
 def format_micros(micros: int) -> str:
     """Write micros with all six decimals: 12340000 becomes "12.340000"."""
-    units, rest = divmod(abs(micros), MICROS_PER_UNIT)
-    return f"{'-' if micros < 0 else ''}{units}.{rest:06d}"
+    digits = f"{abs(micros):07d}"
+    return f"{'-' if micros < 0 else ''}{digits[:-6]}.{digits[-6:]}"
 
 
 def minor_digits(currency: str) -> int:

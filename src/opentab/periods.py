@@ -23,6 +23,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = date(1970, 1, 1)
 DAY_US = 86_400_000_000
 SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
 
 # The days and instants that a calendar can hold; an event outside of either is bad_time.
 DAY_MIN = (date(1, 1, 1) - EPOCH_DAY).days
@@ -47,14 +48,19 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
-@lru_cache(maxsize=8_192)
 def format_us(us: int | None) -> str | None:
     """RFC 3339 in UTC with milliseconds, the one way we print an instant."""
     if us is None:
         return None
-    return (
-        from_us(min(max(us, INSTANT_MIN_US), INSTANT_MAX_US)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+    minute, rest_us = divmod(min(max(us, INSTANT_MIN_US), INSTANT_MAX_US), MINUTE_US)
+    milliseconds = rest_us // 1000
+    return f"{_minute_text(minute)}:{milliseconds // 1000:02d}.{milliseconds % 1000:03d}Z"
+
+
+@lru_cache(maxsize=65_536)
+def _minute_text(minute: int) -> str:
+    """A month has less of them than fit in here."""
+    return from_us(minute * MINUTE_US).isoformat(timespec="minutes").removesuffix("+00:00")
 
 
 def day_number(day: date) -> int:

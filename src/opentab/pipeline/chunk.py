@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -67,7 +66,7 @@ class MessageChunk:
     """Messages of one partition of a Kafka topic, in the order of their offsets."""
 
     partition: str
-    offsets: Sequence[int]
+    offsets: Int64s
     lines: list[bytes]
     arrived_us: Int64s
 
@@ -82,7 +81,7 @@ class MessageChunk:
     @property
     def numbers(self) -> Int64s:
         """The offset of each message."""
-        return np.asarray(self.offsets, np.int64)
+        return self.offsets
 
     @property
     def bytes_at(self) -> Int64s:

@@ -176,7 +176,7 @@ class MessagePortion:
             if messages:
                 yield MessageChunk(
                     str(number),
-                    [message.offset for message in messages],
+                    np.array([message.offset for message in messages], np.int64),
                     [message.value for message in messages],
                     np.array([message.arrived_us for message in messages], np.int64),
                 )
@@ -199,8 +199,9 @@ def bill_messages(rows: Iterable[pa.RecordBatch], order: Order) -> Iterator[pa.R
 
 def chunks_of(batch: pa.RecordBatch) -> Iterator[MessageChunk]:
     """The messages of a batch of rows, partition by partition."""
-    for number in pc.unique(batch.column("partition")).to_pylist():
-        own = batch.filter(pc.equal(batch.column("partition"), number))
+    numbers = pc.unique(batch.column("partition")).to_pylist()
+    for number in numbers:
+        own = batch if len(numbers) == 1 else batch.filter(pc.equal(batch.column("partition"), number))
         arrived_us = own.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         values = own.column("value").fill_null(b"").to_pylist()
-        yield MessageChunk(str(number), own.column("offset").to_pylist(), values, arrived_us.to_numpy())
+        yield MessageChunk(str(number), own.column("offset").to_numpy(), values, arrived_us.to_numpy())

@@ -14,6 +14,7 @@ import msgspec
 
 from opentab.config import Home
 from opentab.errors import ReplicaError
+from opentab.heartbeat import Heartbeat
 from opentab.ledger.journal import Journal
 from opentab.ledger.trouble import reading
 from opentab.ledger.usage import usage
@@ -98,7 +99,10 @@ class Desk:
         self._archive = Archive(home)
         self._ledger = home.ledger
         self._pulse = Pulse(self._ledger)
+        self._is_local = self._ledger.is_local
         self._moment: Moment | None = None
+        self._fresh: tuple[Moment, Heartbeat | None, int, Freshness] | None = None
+        self._plain_headers: tuple[Freshness, dict[str, str]] | None = None
 
     def answer(
         self,
@@ -115,7 +119,7 @@ class Desk:
             limit = conditions.staleness_max_ms
             if limit is not None and (fresh.staleness_ms is None or fresh.staleness_ms > limit):
                 raise Problem(503, "the answer is older than that", headers=RETRY, more=fresh.as_json())
-            headers = _headers(fresh, form)
+            headers = self._headers(fresh, form)
             if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
                 return Reply(304, b"", headers)
             found = self._asked(ask, answers)
@@ -249,13 +253,29 @@ class Desk:
         return Answers(snapshot, moment, self._archive)
 
     def _asked(self, ask: Ask, answers: Answers) -> Any:
-        if self._ledger.is_local:
+        if self._is_local:
             return ask(answers)
         with reading(self._ledger):
             return ask(answers)
 
     def _freshness(self, moment: Moment) -> Freshness:
-        return freshness_of(moment, self._pulse.beat(), _now_us())
+        """How fresh answers are; found out once a millisecond, not once an answer."""
+        beat, now_us = self._pulse.beat(), _now_us()
+        known, now_ms = self._fresh, now_us // 1000
+        if known is not None and known[0] is moment and known[1] is beat and known[2] == now_ms:
+            return known[3]
+        fresh = freshness_of(moment, beat, now_us)
+        self._fresh = (moment, beat, now_ms, fresh)
+        return fresh
+
+    def _headers(self, fresh: Freshness, form: Form) -> dict[str, str]:
+        """The same dict for as long as answers are as fresh."""
+        if form is not AS_JSON:
+            return _headers(fresh, form)
+        known = self._plain_headers
+        if known is None or known[0] is not fresh:
+            known = self._plain_headers = (fresh, _headers(fresh, form))
+        return known[1]
 
 
 def _now_us() -> int:

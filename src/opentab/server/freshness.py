@@ -45,6 +45,7 @@ class Pulse:
 
     def __init__(self, ledger: Place) -> None:
         self._ledger = ledger
+        self._is_local = ledger.is_local
         self._seen: Heartbeat | None = None
         self._replicas: list[Presence] = []
         self._looked = 0.0
@@ -54,7 +55,7 @@ class Pulse:
 
     def beat(self) -> Heartbeat | None:
         """The pipeline's last heartbeat."""
-        if not self._ledger.is_local:
+        if not self._is_local:
             self._watch()
             return self._seen
         now = time.monotonic()
@@ -65,7 +66,7 @@ class Pulse:
 
     def replicas(self, now_us: int) -> list[Presence]:
         """The replicas that spoke lately."""
-        if self._ledger.is_local:
+        if self._is_local:
             return present(self._ledger, now_us=now_us)
         self._watch()
         return self._replicas

@@ -18,8 +18,6 @@ from opentab.server.problem import Problem
 
 PREFIX = b"/v1/customers/"
 ROUTE = "/v1/customers/{customer}"
-STALENESS = "opentab-staleness-ms"
-STALENESS_BYTES = STALENESS.encode()
 
 
 class HotReads:
@@ -29,7 +27,7 @@ class HotReads:
         self._app = app
         self._desk = desk
         self._answered = counters.requests.labels(ROUTE, "GET", "200")
-        self._known: tuple[tuple[str, str], list[tuple[bytes, bytes]]] | None = None
+        self._known: tuple[dict[str, str], list[tuple[bytes, bytes]]] | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
@@ -51,12 +49,10 @@ class HotReads:
         self._answered.observe(time.perf_counter() - began)
 
     def _encoded(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-        """Headers as they are sent; all but one are the same for all answers of a position."""
-        position = (headers["etag"], headers["opentab-as-of"])
-        if self._known is None or self._known[0] != position:
-            same = [(key.encode(), value.encode()) for key, value in headers.items() if key != STALENESS]
-            self._known = (position, same)
-        return [*self._known[1], (STALENESS_BYTES, headers[STALENESS].encode())]
+        """Headers as they are sent; many answers have the same ones."""
+        if self._known is None or self._known[0] is not headers:
+            self._known = (headers, [(key.encode(), value.encode()) for key, value in headers.items()])
+        return self._known[1]
 
 
 def _customer(path: bytes) -> str | None:

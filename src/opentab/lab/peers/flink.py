@@ -179,7 +179,17 @@ def _run(command: list[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise _not_installed(f"it took more than {INSTALL_SECONDS_MAX} s") from error
     if done.returncode != 0:
-        raise _not_installed(next((line.strip() for line in done.stderr.splitlines() if line.strip()), "no reason"))
+        raise _not_installed(_reason(done.stderr))
+
+
+def _reason(output: str) -> str:
+    """The line that says why, in the words of pip or of uv."""
+    lines = [line.strip(" ×╰─▶") for line in output.splitlines() if line.strip()]
+    for word in ("error: ", "because "):
+        for line in lines:
+            if line.lower().startswith(word):
+                return line[len(word) :] if word == "error: " else line
+    return lines[-1] if lines else "without a word"
 
 
 def _not_installed(why: str) -> MachineError:

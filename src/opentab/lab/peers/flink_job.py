@@ -89,6 +89,7 @@ def job_settings(state: str, scratch: Path) -> dict[str, str]:
     return {
         "execution.runtime-mode": "STREAMING",
         "parallelism.default": str(PARALLELISM),
+        "pipeline.object-reuse": "true",  # SQL's operators are made for it
         "table.exec.mini-batch.enabled": "true",
         "table.exec.mini-batch.allow-latency": "1 s",
         "table.exec.mini-batch.size": "50000",
