@@ -22,6 +22,7 @@ ROW_GROUP_ROWS_OF = {"batch": 1_024, "rejection": 4_096}
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
 DELTA_COLUMNS = {"batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at"}
 DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "number", "arrived_us"}
+HASHES = {"key_high", "key_low", "payload"}  # nothing makes them smaller
 STATISTICS = ("batch", "day", "customer", "period", "position", "key_high", "arrived_us")
 
 
@@ -48,7 +49,7 @@ class StagedWriter:
         self._writer = pq.ParquetWriter(
             file,
             schema,
-            compression="lz4",
+            compression={name: "none" if name in HASHES else "lz4" for name in schema.names},
             use_dictionary=[name for name in schema.names if name in DICTIONARY_COLUMNS],
             column_encoding={
                 field.name: "DELTA_BINARY_PACKED"

@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.ledger.files import StagedFile, read_parquet, stage
-from opentab.ledger.seen import Run, Runs, merged_runs, tiers_to_merge
+from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
 from opentab.ledger.table import (
     TABLE_CONFIGURATION,
     add_action,
@@ -271,8 +271,6 @@ class Journal:
         if kind == "seen":
             last = self.last()
             merged = merged_runs(self.root, chosen, run=run, forgotten_us=last.forgotten_us if last else None)
-            if merged and self.root.is_local:  # the tasks are likely to be on this machine, too
-                Runs(self.root).prepare(merged)
             return [add_action(merged, new=False)] if merged else []
         tables = [read_parquet(self.root / f["path"]) for f in chosen]
         table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])

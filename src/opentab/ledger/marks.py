@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 Marks = npt.NDArray[np.uint8]
 
 _SIGN = np.uint64(1 << 63)
@@ -25,19 +24,19 @@ def marks_of(words: Int64s) -> Marks:
     marks = np.zeros(1 << (bits - 3), np.uint8)
     if len(words):
         parts = _parts(words, bits)
-        cells = parts >> np.uint64(3)
+        cells = parts >> 3
         first = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
-        marks[cells[first]] = np.bitwise_or.reduceat(_BITS[parts & np.uint64(7)], first)
+        marks[cells[first]] = np.bitwise_or.reduceat(_BITS[parts & 7], first)
     return marks
 
 
 def marked(marks: Marks, words: Int64s) -> Int64s:
     """Which of the words may be first words of a key of the run; all others are not."""
     parts = _parts(words, len(marks).bit_length() + 2)
-    return np.flatnonzero(marks[parts >> np.uint64(3)] & _BITS[parts & np.uint64(7)])
+    return np.flatnonzero(marks[parts >> 3] & _BITS[parts & 7])
 
 
-def _parts(words: Int64s, bits: int) -> UInt64s:
+def _parts(words: Int64s, bits: int) -> Int64s:
     """The number of the part that each word lies in, among two to the power of `bits`, in the order of the words."""
-    parts: UInt64s = (words.view(np.uint64) ^ _SIGN) >> np.uint64(64 - bits)
-    return parts
+    parts = (words.view(np.uint64) ^ _SIGN) >> np.uint64(64 - bits)
+    return parts.view(np.int64)  # as an index numpy would convert the other kind

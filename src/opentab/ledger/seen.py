@@ -12,7 +12,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,31 @@ from opentab.records import SEEN
 COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 ROW_GROUP_ROWS = 16_384  # a receipt reads one
-TIER_ROWS, TIER_RUNS = 4_096, 8  # each tier is so many times as large as the one below, and never has more runs
+TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and never has more runs
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
 SCRATCH_SECONDS = 3_600
+
+
+class Keeper:
+    """Takes a run's columns down, part by part, as the run is written."""
+
+    def __init__(self, runs: Runs, path: Path, rows_max: int) -> None:
+        self._runs = runs
+        self._path = path
+        shape = (len(COLUMNS), rows_max)
+        self._mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)
+        self._rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows."""
+        end = self._rows + table.num_rows
+        for column, name in enumerate(COLUMNS):
+            self._mapped[column, self._rows : end] = table[name].to_numpy()
+        self._rows = end
+
+    def finish(self, file: StagedFile) -> None:
+        """Let it be the columns of this run."""
+        self._runs.take_up(self._path, file)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -77,9 +99,21 @@ class Runs:
             self._write(path, lambda aside: np.save(aside, [table[name].to_numpy() for name in COLUMNS]))
             self._write(_beside(path), lambda aside: np.save(aside, marks_of(table["key_high"].to_numpy())))
 
-    def prepare(self, file: StagedFile) -> None:
-        """Have the columns of a run at hand before anyone asks for them."""
-        self._columns(Run(file.path, file.rows))
+    @contextmanager
+    def keeping(self, rows_max: int) -> Iterator[Keeper]:
+        """Have the columns of a run at hand that is written part by part; it has so many rows at most."""
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
+        try:
+            yield Keeper(self, aside, rows_max)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def take_up(self, aside: Path, file: StagedFile) -> None:
+        """Give a scratch file the name of its run."""
+        path = self._scratch / f"{Path(file.path).name}.npy"
+        aside.replace(path)
+        self._write_marks(path, file.rows)
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
@@ -88,10 +122,15 @@ class Runs:
         path = self._scratch / f"{Path(run.path).name}.npy"
         if not path.exists():
             self._write(path, lambda aside: _write_columns(self._root / run.path, run.rows, aside))
-        columns = np.load(path, mmap_mode="r")
         if not _beside(path).exists():
-            self._write(_beside(path), lambda aside: np.save(aside, marks_of(columns[0])))
+            self._write_marks(path, run.rows)
+        # One that was kept while it was merged may have room behind its last row.
+        columns = [column[: run.rows] for column in np.load(path, mmap_mode="r")]
         return _columns(columns, np.load(_beside(path), mmap_mode="r"))
+
+    def _write_marks(self, path: Path, rows: int) -> None:
+        words = np.load(path, mmap_mode="r")[0][:rows]
+        self._write(_beside(path), lambda aside: np.save(aside, marks_of(words)))
 
     def _write(self, path: Path, write: Callable[[Path], None]) -> None:
         """A scratch file that is whole from the moment it has its name."""
@@ -172,7 +211,22 @@ def merged_runs(
 ) -> StagedFile | None:
     """One run out of several, without what is forgotten; None where nothing is left."""
     batches = (min(file["min.batch"] for file in files), max(file["max.batch"] for file in files))
-    return stage_run(root, _slices(root, files, forgotten_us), run=run, batches=batches)
+    rows_max = sum(file["num_records"] for file in files)
+    slices = _slices(root, files, forgotten_us)
+    if rows_max < MAPPED_ROWS or not root.is_local:
+        return stage_run(root, slices, run=run, batches=batches)
+    # The tasks are likely to be on this machine, too, and will want it.
+    with Runs(root).keeping(rows_max) as keeper:
+        merged = stage_run(root, _kept(slices, keeper), run=run, batches=batches)
+        if merged is not None and merged.rows >= MAPPED_ROWS:
+            keeper.finish(merged)
+    return merged
+
+
+def _kept(tables: Iterator[pa.Table], keeper: Keeper) -> Iterator[pa.Table]:
+    for table in tables:
+        keeper.add(table)
+        yield table
 
 
 def _slices(root: Place, files: Sequence[dict[str, Any]], forgotten_us: int | None) -> Iterator[pa.Table]:

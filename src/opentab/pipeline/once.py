@@ -73,6 +73,11 @@ class Settled:
     state: npt.NDArray[np.int8]
     first_batch: Int64s  # of a conflict: the batch of the one that counted
     refused: dict[int, Reason]  # reversals that do not count
+    order: Int64s  # those with a key, by its first word
+
+    @property
+    def all_count(self) -> bool:
+        return not self.state.any() and not self.refused
 
 
 def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int, forgotten_us: int | None) -> Settled:
@@ -107,7 +112,7 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
     if slow.any() or asking.reversals:
         walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us)
         walk.through(order[slow], {int(order[at]): last.at(at) for at in np.flatnonzero(slow).tolist()})
-    return Settled(state, first_batch, refused)
+    return Settled(state, first_batch, refused, order)
 
 
 def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_us: int | None) -> Last:

@@ -237,7 +237,10 @@ class _Work:
             self.without_id += int((mine.counts & ~one.identity.has_key).sum())
             self.refused_reversals += one.refused_reversals(mine)
             counted.append(one.decoded.keep(mine.counts))
-        seen = sorted_run(seen_rows(asked, verdicts, batch=self.order.batch))
+        seen = seen_rows(asked, verdicts, batch=self.order.batch)
+        # Mostly there is a row for each event, and nothing else: then the order is known.
+        as_asked = settled.all_count and len(settled.order) == len(settled.state) == seen.num_rows
+        seen = seen.take(pa.array(settled.order)) if as_asked else sorted_run(seen)
         batches = (self.order.batch, self.order.batch)
         run = stage_run(self.journal, iter([seen]), run=self.order.run, batches=batches)
         if run is not None:
