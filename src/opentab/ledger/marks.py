@@ -1,7 +1,8 @@
 """Which keys a run certainly does not have, told by one bit each.
 
-Keys are hashes, so their first words lie evenly. A run's marks cut the range of all words into 8 to 16 parts a key, and
-say of each whether a key begins there: nine of ten strange keys need no search. Asked in order, they are read in order.
+Keys are hashes, so their first words lie evenly. A run's marks cut the range of all words into 16 to 32 parts a key,
+and say of each whether a key begins there: nineteen of twenty strange keys need no search. Asked in order, they are
+read in order.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ Int64s = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint8]
 
 _SIGN = np.uint64(1 << 63)
-_EIGHT_TO_SIXTEEN = 3  # bits: two to this, and up to twice as many, are a key's parts
+_SIXTEEN_TO_THIRTY_TWO = 4  # bits: two to this, and up to twice as many, are a key's parts
 _BITS_MIN = 10
 _BITS = np.left_shift(np.uint8(1), np.arange(8, dtype=np.uint8))
 
 
 def marks_of(words: Int64s) -> Marks:
     """The marks of a run, given the first words of its keys in order."""
-    bits = max(_BITS_MIN, len(words).bit_length() + _EIGHT_TO_SIXTEEN)
+    bits = max(_BITS_MIN, len(words).bit_length() + _SIXTEEN_TO_THIRTY_TWO)
     marks = np.zeros(1 << (bits - 3), np.uint8)
     if len(words):
         parts = _parts(words, bits)

@@ -8,32 +8,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.ledger.files import StagedFile, read_parquet, stage
 from opentab.ledger.seen import stage_run
-from opentab.periods import Calendar
-from opentab.pipeline.exact import Event, judge
+from opentab.periods import Calendar, Int64s
+from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
+from opentab.pipeline.tally import tally, total_micros
 from opentab.pipeline.task import Order, Report
 from opentab.records import ENTRY, SEEN
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """What the tasks counted too much, and the files that set it right."""
 
-    events: list[Event] = field(default_factory=list)
+    events: Decoded | None = None
+    entry_rows: int = 0
     dropped: set[str] = field(default_factory=set)  # paths of runs that others take the place of
     files: list[StagedFile] = field(default_factory=list)
 
     @property
+    def count(self) -> int:
+        return 0 if self.events is None else len(self.events.at_us)
+
+    @property
     def amount_micros(self) -> int:
-        return sum(event.amount_micros for event in self.events)
+        return 0 if self.events is None else total_micros(self.events)
+
+    def late(self, first_day: int | None) -> int:
+        """How many of them are of a day before this one."""
+        return 0 if self.events is None or first_day is None else int((self.events.day < first_day).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Rows of runs whose keys begin alike in more than one of them, in the order of keys, then of arrival and place."""
+
+    high: Int64s
+    low: Int64s
+    payload: Int64s
+    arrived_us: Int64s
+    places: list[tuple[str, int, int]]  # partition, number, byte
+    run: Int64s  # which run it is in
+    row: Int64s  # and which row of it
+
+    def __len__(self) -> int:
+        return len(self.high)
 
 
 def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) -> Repeats | None:
@@ -42,66 +70,89 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     That is so where values differ, where something is reversed, or where the window ends in the midst of the batch.
     """
     runs = [file for report in reports for file in report.files if file.kind == "seen"]
-    shared = _shared_words(order, runs)
+    words = _shared_words(order, runs)
+    if not len(words):
+        return Repeats()
+    tables = [read_parquet(order.journal / file.path).select(SEEN.names) for file in runs]
+    shared = _shared(tables, words, order.forgotten_us)
     if not len(shared):
         return Repeats()
-    tables = [read_parquet(order.journal / file.path) for file in runs]
-    rows = pa.concat_tables(
-        [
-            table.filter(_is_shared(table, shared)).append_column("run", _numbers(table, shared, n))
-            for n, table in enumerate(tables)
-        ]
-    )
-    losers: list[dict[str, Any]] = []
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in rows.filter(pc.not_equal(rows["payload"], 0)).to_pylist():
-        if order.forgotten_us is not None and row["arrived_us"] < order.forgotten_us:
-            continue  # it is not known, not even to its repeats
-        groups.setdefault((row["key_high"], row["key_low"]), []).append(row)
-    # What counted elsewhere might have been a better reason to refuse them.
-    if any(key in groups for report in reports for key in report.refused_reversals):
-        return None
+    refused = {key for report in reports for key in report.refused_reversals}
+    if refused and not refused.isdisjoint(zip(shared.high.tolist(), shared.low.tolist(), strict=True)):
+        return None  # what counted elsewhere might have been a better reason to refuse them
+    first = np.ones(len(shared), np.bool_)  # of its key
+    first[1:] = (shared.high[1:] != shared.high[:-1]) | (shared.low[1:] != shared.low[:-1])
+    starts, key = np.flatnonzero(first), np.cumsum(first) - 1
+    several = _differ(shared.run, starts)
     latest_us = max(taken.arrived_us for report in reports for taken in report.taken.values())
-    for group in groups.values():
-        if len({row["run"] for row in group}) < 2:
-            continue
-        group.sort(key=lambda row: (row["arrived_us"], row["partition"], row["number"], row["byte"]))
-        alike = len({row["payload"] for row in group}) == 1
-        if not alike or latest_us - group[0]["arrived_us"] > order.rules.dedupe_us:
-            return None
-        losers += group[1:]
-    return _set_right(portion, order, runs, tables, losers) if losers else Repeats()
+    ends = latest_us - shared.arrived_us[starts] > order.rules.dedupe_us
+    if (several & (_differ(shared.payload, starts) | ends)).any():
+        return None
+    losers = np.flatnonzero(~first & several[key])
+    return _set_right(portion, order, runs, tables, shared, losers) if len(losers) else Repeats()
+
+
+def _differ(column: Int64s, starts: Int64s) -> Bools:
+    """Which groups have more than one value; they begin at `starts`."""
+    differ: Bools = np.minimum.reduceat(column, starts) != np.maximum.reduceat(column, starts)
+    return differ
 
 
 def _set_right(
-    portion: Portion, order: Order, runs: list[StagedFile], tables: list[pa.Table], losers: list[dict[str, Any]]
+    portion: Portion, order: Order, runs: list[StagedFile], tables: list[pa.Table], shared: _Shared, losers: Int64s
 ) -> Repeats | None:
-    calendar = Calendar(order.rules.zone)
-    events = []
-    for row in losers:
-        line = portion.line(row["partition"], row["number"], row["byte"])
-        event = judge(line, arrived_us=row["arrived_us"], rules=order.rules, calendar=calendar)
-        if not isinstance(event, Event) or event.reverses is not None:
-            return None
-        events.append(event)
+    lines = portion.lines([shared.places[at] for at in losers.tolist()])
+    arrived_us = shared.arrived_us[losers]
+    events = decode(lines, arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
+    if len(events.at_us) != len(lines) or (events.identity is not None and events.identity.reversals):
+        return None
     batches = (order.batch, order.batch)
-    files = [stage(order.journal, "entry", _taken_back(events, order.batch), run=order.run, batches=batches)]
+    entries = _taken_back(events, order.batch)
+    files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
     dropped = set()
     for number, (file, table) in enumerate(zip(runs, tables, strict=True)):
-        places = {(row["partition"], row["number"], row["byte"]) for row in losers if row["run"] == number}
-        if places:
+        gone = shared.row[losers[shared.run[losers] == number]]
+        if len(gone):
             dropped.add(file.path)
-            kept = [place not in places for place in zip(*(table[name].to_pylist() for name in PLACE), strict=True)]
-            rest = table.select(SEEN.names).cast(SEEN).filter(pa.array(kept))
-            run = stage_run(order.journal, iter([rest]), run=order.run, batches=batches)
+            kept = np.ones(table.num_rows, np.bool_)
+            kept[gone] = False
+            run = stage_run(
+                order.journal, iter([table.cast(SEEN).filter(pa.array(kept))]), run=order.run, batches=batches
+            )
             files += [run] if run is not None else []
-    return Repeats(events, dropped, files)
+    return Repeats(events, entries.num_rows, dropped, files)
 
 
-PLACE = ("partition", "number", "byte")
+def _shared(tables: Sequence[pa.Table], words: Int64s, forgotten_us: int | None) -> _Shared:
+    """The rows that begin with one of the words, without what was rejected or is forgotten."""
+    found = []
+    for number, table in enumerate(tables):
+        wanted = pc.and_(pc.is_in(table["key_high"], value_set=pa.array(words)), pc.not_equal(table["payload"], 0))
+        if forgotten_us is not None:  # it is not known, not even to its repeats
+            wanted = pc.and_(wanted, pc.greater_equal(table["arrived_us"], forgotten_us))
+        row = np.flatnonzero(wanted.to_numpy())
+        mine = table.take(pa.array(row))
+        found.append(mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row)))
+    rows = pa.concat_tables(found)
+    names = rows["partition"].combine_chunks().dictionary_encode()
+    rank = np.argsort(np.argsort(np.array(names.dictionary.to_pylist(), dtype=object)))
+    partition = rank[names.indices.to_numpy()] if len(names) else np.zeros(0, np.int64)
+    by = [rows[name].to_numpy() for name in ("byte", "number")]
+    ranks = [rows[name].to_numpy() for name in ("arrived_us", "key_low", "key_high")]
+    rows = rows.take(pa.array(np.lexsort((*by, partition, *ranks))))
+    places = zip(*(rows[name].to_pylist() for name in ("partition", "number", "byte")), strict=True)
+    return _Shared(
+        high=rows["key_high"].to_numpy(),
+        low=rows["key_low"].to_numpy(),
+        payload=rows["payload"].to_numpy(),
+        arrived_us=rows["arrived_us"].to_numpy(),
+        places=list(places),
+        run=rows["run"].to_numpy(),
+        row=rows["row"].to_numpy(),
+    )
 
 
-def _shared_words(order: Order, runs: Sequence[StagedFile]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:
     """The first words of keys that are in more than one run."""
     if len(runs) < 2:
         return np.zeros(0, np.int64)
@@ -112,35 +163,17 @@ def _shared_words(order: Order, runs: Sequence[StagedFile]) -> np.ndarray[tuple[
     return _distinct(joined[1:][joined[1:] == joined[:-1]])
 
 
-def _distinct(words: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _distinct(words: Int64s) -> Int64s:
     """Words that are in order, each once. np.unique would not see the order, and takes ten times as long."""
     begins = np.ones(len(words), np.bool_)
     begins[1:] = words[1:] != words[:-1]
     return words[begins]
 
 
-def _is_shared(table: pa.Table, shared: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.ChunkedArray:
-    return pc.is_in(table["key_high"], value_set=pa.array(shared))
-
-
-def _numbers(table: pa.Table, shared: np.ndarray[tuple[int], np.dtype[np.int64]], number: int) -> pa.Array:
-    count = pc.sum(_is_shared(table, shared)).as_py() or 0
-    return pa.array(np.full(count, number, np.int64))
-
-
-def _taken_back(events: Sequence[Event], batch: int) -> pa.Table:
+def _taken_back(events: Decoded, batch: int) -> pa.Table:
     """Entries that take events back: they stand beside the one that counts, so nothing but the sums changes."""
-    at_us = [event.at_us for event in events]
-    columns = [
-        [batch] * len(events),
-        pa.array([event.day for event in events], pa.int32()).cast(pa.date32()),
-        [event.customer for event in events],
-        [event.type for event in events],
-        [-event.amount_micros for event in events],
-        [-1] * len(events),
-        pa.array(at_us, pa.int64()).cast(ENTRY.field("first_at").type),
-        pa.array(at_us, pa.int64()).cast(ENTRY.field("last_at").type),
-    ]
-    return pa.table(
-        [pa.array(c, f.type) if isinstance(c, list) else c for c, f in zip(columns, ENTRY, strict=True)], schema=ENTRY
-    )
+    entries = tally([events], batch=batch)
+    for name in ("amount_micros", "event_count"):
+        at = entries.schema.get_field_index(name)
+        entries = entries.set_column(at, ENTRY.field(name), pc.negate(entries[name]))
+    return entries

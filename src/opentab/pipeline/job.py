@@ -18,7 +18,6 @@ from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.trouble import unwritable
 from opentab.periods import first_day, to_us
 from opentab.pipeline.across import Repeats, repeats_across
-from opentab.pipeline.exact import Event
 from opentab.pipeline.source import Portion, Source
 from opentab.pipeline.task import Order, Report
 from opentab.pipeline.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
@@ -186,10 +185,6 @@ class Job:
             return None
         return first_day(self.home.calendar.period_of(self.last.watermark_us))
 
-    def _late_of(self, events: Sequence[Event]) -> int:
-        first = self._late_before_day()
-        return 0 if first is None else sum(event.day < first for event in events)
-
     def _task_trouble(self, error: Exception) -> Exception:
         """What a failed task means for a user, where we know."""
         if means_disk_full(error):
@@ -228,14 +223,14 @@ class Job:
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(partitions),
-            event_count=sum(report.event_count for report in reports) - len(repeats.events),
+            event_count=sum(report.event_count for report in reports) - repeats.count,
             sum_micros=str(sum(int(report.sum_micros) for report in reports) - repeats.amount_micros),
-            entry_rows=sum(report.entry_rows for report in reports) + len(repeats.events),
+            entry_rows=sum(report.entry_rows for report in reports) + repeats.entry_rows,
             rejections=dict(sorted(rejections.items())),
             input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
             rules=self.rules,
-            late_events=sum(report.late_events for report in reports) - self._late_of(repeats.events),
-            duplicates=sum(report.duplicates for report in reports) + len(repeats.events),
+            late_events=sum(report.late_events for report in reports) - repeats.late(self._late_before_day()),
+            duplicates=sum(report.duplicates for report in reports) + repeats.count,
             without_id=sum(report.without_id for report in reports),
             forgotten_us=forgotten_after(self.last, partitions, self.rules),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.config import Home
-from opentab.errors import LedgerBug
+from opentab.errors import LedgerBug, LogError
 from opentab.log.topic import Topic, data_lost
 from opentab.pipeline.chunk import MessageChunk
 from opentab.pipeline.source import Positions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.05  # how often the topic is asked for its ends, at most
 LOSS_LOOK_SECONDS = 5.0
+SPAN_GAP = 1_000  # messages that are read sooner than another place is looked for
 # Small: about so many bytes an event, where only their number is known.
 EVENT_BYTES_ABOUT = 128
 # Large fetches, and no waiting for more than there is.
@@ -168,8 +169,16 @@ class MessagePortion:
             if any(one[0] <= before for one, before in zip(taken, follows, strict=False)) or follows[-1] > last:
                 raise LedgerBug(f"partition {name}: {taken} were taken instead of {first} to {last}")
 
-    def line(self, partition: str, number: int, byte: int) -> bytes:
-        return self._topic.line(int(partition), number)
+    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        found: dict[tuple[str, int], bytes] = {}
+        for partition in {place[0] for place in places}:
+            for first, last in spans(offset for name, offset, _ in places if name == partition):
+                messages = self._topic.read({int(partition): (first, last + 1)})[int(partition)]
+                found |= {(partition, message.offset): message.value for message in messages}
+        for partition, offset, _ in places:
+            if (partition, offset) not in found:
+                raise LogError(f"message {offset} of partition {partition} is gone from {self._topic}")
+        return [found[partition, offset] for partition, offset, _ in places]
 
     def _chunks(self) -> Iterator[MessageChunk]:
         for number, messages in self._topic.read(self._offsets).items():
@@ -180,6 +189,17 @@ class MessagePortion:
                     [message.value for message in messages],
                     np.array([message.arrived_us for message in messages], np.int64),
                 )
+
+
+def spans(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Few ranges that hold all of the offsets: what lies between neighbours is read, too, where it is little."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and offset - found[-1][1] <= SPAN_GAP:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return found
 
 
 def fitting(waiting: Mapping[int, tuple[int, int]], events_max: int) -> dict[int, tuple[int, int]]:

@@ -107,14 +107,22 @@ class SegmentPortion:
                     self._log.path_of(name, number)  # says so if one of them is gone
                 raise OutOfTurn(f"{name}: {ranges} do not follow {first - 1}")
 
-    def line(self, partition: str, number: int, byte: int) -> bytes:
-        return self._log.line(partition, number, byte)
+    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        bodies: dict[tuple[str, int], tuple[bytes, int]] = {}
+        for partition, number in {place[:2] for place in places}:
+            segment = self._log.read(partition, number)
+            bodies[partition, number] = (bytes(segment.body), segment.body_at)
+        return [_line_at(*bodies[partition, number], byte) for partition, number, byte in places]
 
     def _bill_far(self, spark: SparkSession, shares: list[list[str]], order: Order) -> list[Report]:
         """Send the segments themselves: the executors have other disks."""
         datas = [[self._log.path_of(*place_of(name)).read_bytes() for name in share] for share in shares]
         work = partial(bill_datas, order=order)
         return unpacked(spark.sparkContext.parallelize(datas, len(datas)).map(work).collect())
+
+
+def _line_at(body: bytes, body_at: int, byte: int) -> bytes:
+    return body[byte - body_at : body.index(b"\n", byte - body_at)]
 
 
 def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: int) -> list[Waiting]:
@@ -130,14 +138,18 @@ def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: 
     return segments[: max(1, fitting)]
 
 
-def shared_out(segments: Iterable[Waiting], tasks: int) -> list[list[str]]:
-    """Names of segments for so many tasks at most, about as many bytes for each."""
-    shares: list[tuple[int, list[str]]] = [(0, []) for _ in range(tasks)]
-    for segment in sorted(segments, key=lambda segment: -segment.size):
-        least = min(range(tasks), key=lambda at: shares[at][0])
-        size, names = shares[least]
-        shares[least] = (size + segment.size, [*names, segment.name])
-    return [names for _, names in shares if names]
+def shared_out(segments: Sequence[Waiting], tasks: int) -> list[list[str]]:
+    """Names of segments for so many tasks at most, about as many bytes for each.
+
+    Neighbours stay together: an event that is repeated is mostly repeated soon, and one task sees both.
+    """
+    shares: list[list[str]] = [[] for _ in range(tasks)]
+    size = max(1, sum(segment.size for segment in segments))
+    ends = accumulate(segment.size for segment in segments)
+    for segment, end in zip(segments, ends, strict=True):
+        middle = end - segment.size / 2
+        shares[min(int(middle * tasks / size), tasks - 1)].append(segment.name)
+    return [names for names in shares if names]
 
 
 def place_of(name: str) -> tuple[str, int]:

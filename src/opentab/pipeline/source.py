@@ -37,8 +37,8 @@ class Portion(Protocol):
         """Raise unless the reports together hold all of the portion, once."""
         ...
 
-    def line(self, partition: str, number: int, byte: int) -> bytes:
-        """One line of it, by its place."""
+    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Some lines of it, each by its partition, number and byte."""
         ...
 
 
