@@ -29,6 +29,7 @@ from opentab.lab.peers.spark import Way, measure_spark
 from opentab.ledger.journal import Journal
 
 CORES = 2
+BATCH_EVENTS = 770_000  # as many as a batch from the embedded log has
 WARM_UP_EVENTS, WARM_UP_CUSTOMERS = 500_000, 100  # Flink's JVM is warm after so many
 TOPIC, WARM_UP_TOPIC = "events", "warm-up"
 
@@ -53,6 +54,7 @@ class Topic:
     customers: int
     event_count: int
     warm_up_micros: int  # what the smaller one comes to
+    batch_events: int  # in a batch of ours, and in one of Spark's
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Turn:
 
 def bench_peers(
     *, events: int, sizes: Sequence[int], repeats: int, contenders: Sequence[str], json_path: Path | None,
-    work_dir: Path, say: Say,
+    work_dir: Path, say: Say, batch_events: int = BATCH_EVENTS,
 ) -> list[Figure]:  # fmt: skip
     """Measure all contenders over topics of so many customers each; write the figures where asked to.
 
@@ -81,7 +83,7 @@ def bench_peers(
     turns: list[Turn] = []
     for size in sizes:
         with Broker(work_dir / "broker") as broker:
-            topic = _fill(broker, work_dir / "source", min(size, events), events, say)
+            topic = _fill(broker, work_dir / "source", min(size, events), events, batch_events, say)
             for repeat in range(1, repeats + 1):
                 say(f"{topic.customers:,} customers, turn {repeat} of {repeats}")
                 turns.append(_turn(broker, topic, contenders, work_dir, say))
@@ -109,7 +111,7 @@ def _present(contenders: Sequence[str], say: Say) -> tuple[list[str], list[str]]
     return list(contenders), []
 
 
-def _fill(broker: Broker, path: Path, customers: int, events: int, say: Say) -> Topic:
+def _fill(broker: Broker, path: Path, customers: int, events: int, batch_events: int, say: Say) -> Topic:
     """Write a month to a topic, and a small one of few customers for warm-ups."""
     say(f"writing about {events:,} events of {customers:,} customers to a topic")
     warm_up = _home(path / WARM_UP_TOPIC, broker, WARM_UP_TOPIC, dedupe="off")
@@ -117,13 +119,15 @@ def _fill(broker: Broker, path: Path, customers: int, events: int, say: Say) -> 
     write_month(warm_up, customers=few, events_per_customer=min(events, WARM_UP_EVENTS) // few, id_share=1.0)
     home = _home(path / TOPIC, broker, TOPIC, dedupe="off")
     outcome = write_month(home, customers=customers, events_per_customer=events // customers, id_share=1.0)
-    return Topic(home, customers, outcome.event_count_planned, sum(read_bills(warm_up.expected_path).values()))
+    warm_up_micros = sum(read_bills(warm_up.expected_path).values())
+    return Topic(home, customers, outcome.event_count_planned, warm_up_micros, batch_events)
 
 
-def _home(path: Path, broker: Broker, topic: str, *, dedupe: str) -> Home:
+def _home(path: Path, broker: Broker, topic: str, *, dedupe: str, batch_events: int = BATCH_EVENTS) -> Home:
     path.mkdir(parents=True)
     text = f'[log]\nuri = "kafka://{broker.address}/{topic}"\n[billing]\ndedupe_window = "{dedupe}"\n'
-    (path / config.FILE_NAME).write_text(text + f"[kafka]\npartitions = {CORES}\n", encoding="utf-8")
+    text += f"[kafka]\npartitions = {CORES}\n[pipeline]\nbatch_events_max = {batch_events}\n"
+    (path / config.FILE_NAME).write_text(text, encoding="utf-8")
     return config.load(path)
 
 
@@ -133,7 +137,7 @@ def _turn(broker: Broker, topic: Topic, contenders: Sequence[str], work_dir: Pat
         if name in OURS:
             _measure_ours(turn, name, broker, topic, work_dir / "run")
         else:
-            _measure_peer(turn, name, broker, work_dir / "peer")
+            _measure_peer(turn, name, broker, topic, work_dir / "peer")
         say(f"  {name}: {turn.rates[name]:,.0f} events/s")
     for name, peer in turn.peers.items():
         right = topic.warm_up_micros if name in FLINK_STATES else turn.sum_micros
@@ -145,7 +149,7 @@ def _turn(broker: Broker, topic: Topic, contenders: Sequence[str], work_dir: Pat
 def _measure_ours(turn: Turn, name: str, broker: Broker, topic: Topic, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     dedupe = "unbounded" if name in (COMMIT_ONCE, END_ONCE) else "off"
-    home = _home(path, broker, TOPIC, dedupe=dedupe)
+    home = _home(path, broker, TOPIC, dedupe=dedupe, batch_events=topic.batch_events)
     if name in (END, END_ONCE):
         folded = measure_end_to_end(home)
         turn.folded[name] = folded
@@ -174,14 +178,15 @@ def audited(home: Home, topic: Topic) -> int:
     return sum(int(record.sum_micros) for record in records)
 
 
-def _measure_peer(turn: Turn, name: str, broker: Broker, scratch: Path) -> None:
+def _measure_peer(turn: Turn, name: str, broker: Broker, topic: Topic, scratch: Path) -> None:
     address = broker.address
     if name in FLINK_STATES:
         peer = measure_flink(
             address=address, topic=TOPIC, warm_topic=WARM_UP_TOPIC, state=FLINK_STATES[name], scratch=scratch
         )
     else:
-        peer = measure_spark(SPARK_WAYS[name], address=address, topic=TOPIC, scratch=scratch)
+        way = SPARK_WAYS[name]
+        peer = measure_spark(way, address=address, topic=TOPIC, batch_events=topic.batch_events, scratch=scratch)
     turn.peers[name], turn.rates[name] = peer, peer.events_per_second
 
 

@@ -27,7 +27,7 @@ from opentab.lab.reads_bench import bench_reads
 from opentab.lab.recovery_bench import bench_recovery
 from opentab.lab.replica_bench import bench_replica
 
-QUICK_EVENTS = 1_500_000
+QUICK_EVENTS, QUICK_BATCH_EVENTS = 1_200_000, 200_000
 QUICK_SIZES = (100, 300_000)
 SIZES_OF_TOPICS = (100, 10_000, 1_000_000)
 
@@ -48,6 +48,7 @@ def quick_chapters() -> list[Chapter]:
         sizes=QUICK_SIZES,
         repeats=1,
         contenders=peers_bench.QUICK,
+        batch_events=QUICK_BATCH_EVENTS,
     )
     return [Chapter("peers", peers), Chapter("freshness", partial(bench_freshness, seconds=15, rate=1_000))]
 

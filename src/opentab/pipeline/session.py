@@ -30,6 +30,9 @@ appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 
 # The work is done in Python: a JVM that compiles little starts sooner and leaves it the cores.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+# A topic is read by Java, though: there it pays to compile well, and to have room.
+KAFKA_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m"
+KAFKA_SETTINGS = {"spark.driver.memory": "2g"}
 
 SETTINGS = {
     "spark.app.name": "opentab",
@@ -38,6 +41,8 @@ SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # As many as are decoded at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # Many small files make few tasks, not one task each.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
@@ -59,6 +64,7 @@ def open_session(home: Home) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
         **SETTINGS,
+        **(KAFKA_SETTINGS if home.kafka is not None else {}),
         **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if local else {}),
         "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
         **home.spark,
@@ -68,9 +74,10 @@ def open_session(home: Home) -> SparkSession:
         settings["spark.jars.packages"] = ",".join(name for name in packages if name)
     log4j = _write_log4j(home.logs_path)
     _send_logs_to(home.logs_path / "pipeline.log")
+    java_options = JVM_OPTIONS if home.kafka is None else KAFKA_JVM_OPTIONS
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
-        f"{JVM_OPTIONS} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
+        f"{java_options} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
     )
     with quiet(home.logs_path / "spark.out"):
         from pyspark.errors import PySparkException

@@ -22,21 +22,22 @@ Way = Literal["reading", "rocksdb", "heap", "redis"]
 REDIS_START_SECONDS_MAX = 10
 
 
-def measure_spark(way: Way, *, address: str, topic: str, scratch: Path) -> PeerRun:
-    """Let a Spark of its own read a topic to its end."""
+def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scratch: Path) -> PeerRun:
+    """Let a Spark of its own read a topic to its end, so many events a batch."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
+        words = [way, address, topic, str(scratch), str(batch_events)]
         if way != "redis":
-            return _run(way, address, topic, scratch, "")
+            return _run(*words, "")
         with _redis(scratch) as port:
-            return _run(way, address, topic, scratch, str(port))
+            return _run(*words, str(port))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(way: Way, address: str, topic: str, scratch: Path, store: str) -> PeerRun:
-    command = [sys.executable, "-m", "opentab.lab.peers.spark_job", way, address, topic, str(scratch), store]
+def _run(way: str, *words: str) -> PeerRun:
+    command = [sys.executable, "-m", "opentab.lab.peers.spark_job", way, *words]
     environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
     return run_job(f"Spark, {way}", command, {**environment, "SPARK_LOCAL_IP": "127.0.0.1"})
 

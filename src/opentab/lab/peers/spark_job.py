@@ -1,4 +1,4 @@
-"""Spark's own ways: python -m opentab.lab.peers.spark_job WAY ADDRESS TOPIC SCRATCH REDIS_PORT
+"""Spark's own ways: python -m opentab.lab.peers.spark_job WAY ADDRESS TOPIC SCRATCH BATCH_EVENTS REDIS_PORT
 
 WAY is reading, rocksdb, heap or redis. It prints a PeerRun. Settings are those that Spark's guide advises for two
 cores: as many shuffle partitions as cores, changelog checkpoints for RocksDB, a heap with room for all of the state.
@@ -26,7 +26,6 @@ from opentab.lab.peers.outcome import PeerRun
 from opentab.lab.peers.resp import RedisLine
 
 CORES = 2
-BATCH_EVENTS = 770_000  # as many as a batch of ours has
 PIPELINE_COMMANDS = 10_000
 PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 SETTINGS = {
@@ -45,7 +44,6 @@ SETTINGS = {
 }
 KAFKA = {
     "startingOffsets": "earliest",
-    "maxOffsetsPerTrigger": str(BATCH_EVENTS),
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
     "kafka.max.poll.records": "50000",
@@ -65,12 +63,12 @@ return string.format('%.0f', sum)
 """
 
 
-def main(way: str, address: str, topic: str, scratch: Path, store: str) -> None:
+def main(way: str, address: str, topic: str, scratch: Path, batch_events: str, store: str) -> None:
     """Read the topic once, and say what came of it."""
     settings = SETTINGS | ({} if way in ("reading", "redis") else _state(way))
     spark = _session(settings | {"spark.sql.warehouse.dir": str(scratch / "warehouse")})
-    messages = spark.readStream.format("kafka").options(**KAFKA).option("kafka.bootstrap.servers", address)
-    stream = messages.option("subscribe", topic).load()
+    kafka = KAFKA | {"subscribe": topic, "maxOffsetsPerTrigger": batch_events}
+    stream = spark.readStream.format("kafka").options(**kafka).option("kafka.bootstrap.servers", address).load()
     progress = _to_the_end(_sink(way, stream, store), scratch / "checkpoint")
     measured = progress[WARM_UP_BATCHES:] or progress
     began, ended = _moments(measured[0])[0], _moments(measured[-1])[1]
@@ -85,7 +83,7 @@ def main(way: str, address: str, topic: str, scratch: Path, store: str) -> None:
         checkpoints=len(progress),
         state_bytes=state_bytes,
         memory_bytes_max=0,
-        settings=settings | KAFKA,
+        settings=settings | kafka,
     )
     spark.stop()
     sys.stdout.write("\n" + msgspec.json.encode(run).decode() + "\n")
@@ -175,4 +173,5 @@ def _bill(way: str, spark: SparkSession, checkpoint: Path, store: str) -> tuple[
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5])
+    way, address, topic, scratch, batch_events, store = sys.argv[1:]
+    main(way, address, topic, Path(scratch), batch_events, store)
