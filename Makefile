@@ -15,7 +15,7 @@ demo: setup  ## three simulated months, live, with the audit's verdict
 
 test: check  ## all checks and all tests
 	@scripts/setup tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile --durations 40
 
 check: setup  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check --quiet . || { echo "make format would change files"; exit 1; }
