@@ -14,7 +14,14 @@ from opentab.lab.peers_bench import ALL, OURS
 COLOURS = {"opentab": "#1f5fa8", "Flink": "#c0392b", "Spark": "#3a7d44"}
 OTHERS = "#777777"
 WIDE = (9.0, 5.0)
-LOOK = {"svg.hashsalt": "opentab", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+LOOK = {
+    "svg.hashsalt": "opentab",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 CUSTOMERS = re.compile(r", ([\d,]+) customers$")
 
 
@@ -85,7 +92,10 @@ def _dedupe(figures: Sequence[Figure], path: Path) -> bool:
     if not wanted:
         return False
     plt, picture, axes = _new()
-    labels = [figure.name.partition("with to without, ")[2].replace(", ", "\n") for figure in wanted]
+    labels = [
+        figure.name.partition("with to without, ")[2].replace(", ", "\n").replace(" ids ", "\nids ")
+        for figure in wanted
+    ]
     axes.bar(labels, [figure.value for figure in wanted], color=COLOURS["opentab"], width=0.5)
     for at, figure in enumerate(wanted):
         axes.text(at, figure.value, f"{figure.value:.2f}", ha="center", va="bottom")
