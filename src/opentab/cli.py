@@ -929,8 +929,11 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from opentab.lab.plots import draw_all
+    from opentab.lab.tool import find_matplotlib
     from opentab.lab.whole_bench import all_chapters, bench_whole, quick_chapters
 
+    if plots_path is not None:
+        find_matplotlib()
     chapters = quick_chapters() if quick else all_chapters(events=events, repeats=repeats)
     names = [chapter.name for chapter in chapters]
     for name in chosen:

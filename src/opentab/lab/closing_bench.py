@@ -20,6 +20,7 @@ from opentab.lab.command import started, streams, wait_until
 from opentab.lab.feeder import Feeder
 from opentab.lab.figures import Figure, at_most, plain, write_json
 from opentab.lab.machine import describe_machine
+from opentab.lab.weight import file_bytes
 from opentab.ledger.invoices import Invoices
 from opentab.sinks.files import missing
 
@@ -124,7 +125,7 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
         before_ms=tuple(r.took_ms for r in records if r.batch < position),
         during_ms=tuple(r.took_ms for r in records if r.batch > position and r.started_us < closed_at * 1e6),
         ledger_bytes=sum(invoices.place_of(file).path.stat().st_size for file in invoices.files),
-        file_bytes=sum(file.stat().st_size for file in home.invoices_path.rglob("*") if file.is_file()),
+        file_bytes=file_bytes(home.invoices_path),
     )
 
 

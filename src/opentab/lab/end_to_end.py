@@ -12,11 +12,11 @@ from opentab.config import Home
 from opentab.errors import OpentabError, ReplicaError
 from opentab.lab.daemon import Daemon
 from opentab.lab.measured_run import SECOND_US, WARM_UP_BATCHES, MeasuredRun, measure_home
+from opentab.lab.weight import disk_bytes
 from opentab.replica.reader import Reader
 
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 300
-BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ def measure_end_to_end(home: Home) -> EndToEnd:
             folded_us = watch.reached_us(last, follower)
     finally:
         follower.stop()
-    files = [file for file in home.replica_path.rglob("*") if file.is_file()]
-    return EndToEnd(run, folded_us, sum(file.stat().st_blocks * BLOCK_BYTES for file in files))
+    return EndToEnd(run, folded_us, disk_bytes(home.replica_path))
 
 
 class _Watch:

@@ -26,6 +26,7 @@ from opentab.lab.month_log import write_month
 from opentab.lab.peers.flink import State, install_flink, measure_flink
 from opentab.lab.peers.outcome import PeerRun
 from opentab.lab.peers.spark import Way, measure_spark
+from opentab.lab.weight import file_bytes
 from opentab.ledger.journal import Journal
 
 CORES = 2
@@ -159,7 +160,7 @@ def _measure_ours(turn: Turn, name: str, broker: Broker, topic: Topic, path: Pat
         rate = run.warm_events_per_second or run.events_per_second
     turn.runs[name], turn.rates[name] = run, rate
     turn.sum_micros = audited(home, topic)
-    turn.ledger_bytes[name] = sum(file.stat().st_size for file in home.ledger.path.rglob("*") if file.is_file())
+    turn.ledger_bytes[name] = file_bytes(home.ledger.path)
     shutil.rmtree(path)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opentab.errors import MachineError
 from opentab.lab.figures import Figure
 from opentab.lab.peers_bench import ALL, OURS
+from opentab.lab.tool import find_matplotlib
 
 COLOURS = {"opentab": "#1f5fa8", "Flink": "#c0392b", "Spark": "#3a7d44"}
 OTHERS = "#777777"
@@ -27,10 +27,9 @@ CUSTOMERS = re.compile(r", ([\d,]+) customers$")
 
 def draw_all(figures: Sequence[Figure], directory: Path) -> list[Path]:
     """Write the pictures that there are figures for; their paths."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise MachineError("matplotlib is missing", hint="install opentab[lab], or leave out --plots") from None
+    find_matplotlib()
+    import matplotlib as mpl
+
     mpl.use("agg")
     mpl.rcParams.update(
         {"svg.hashsalt": "opentab", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}

@@ -19,11 +19,11 @@ from opentab.lab.catch_up import CatchUp, measure_catch_up
 from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.machine import describe_machine
 from opentab.lab.served_home import served
+from opentab.lab.weight import disk_bytes
 from opentab.ledger import balances
 
 BOOTSTRAP_SECONDS_MAX = 10.0
 ENTRIES_PER_SECOND_MIN = 500_000
-BLOCK_BYTES = 512  # what the system counts a file's room in
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def replica_figures(turns: Sequence[ReplicaTurn], *, customers: int, entries: in
 
 def _turn(home: Home, with_balances: Home) -> ReplicaTurn:
     bootstrap = _begin_anew(with_balances)
-    bootstrap_disk_bytes = _disk_bytes(with_balances.replica_path)
+    bootstrap_disk_bytes = disk_bytes(with_balances.replica_path)
     fold = _begin_anew(home, one_core=True)
     if fold.batches != fold.position:
         raise OpentabError("the home has balances, so not all of its journal was folded")
@@ -96,7 +96,7 @@ def _turn(home: Home, with_balances: Home) -> ReplicaTurn:
     began = time.perf_counter()
     with served(with_balances, workers=1):
         serve_seconds = time.perf_counter() - began
-    return ReplicaTurn(bootstrap, fold, serve_seconds, bootstrap_disk_bytes, _disk_bytes(home.replica_path))
+    return ReplicaTurn(bootstrap, fold, serve_seconds, bootstrap_disk_bytes, disk_bytes(home.replica_path))
 
 
 def _begin_anew(home: Home, *, one_core: bool = False) -> CatchUp:
@@ -105,8 +105,3 @@ def _begin_anew(home: Home, *, one_core: bool = False) -> CatchUp:
     if made.position != journal_of(home).position:
         raise OpentabError(f"the replica stopped at {made.position:,}, before the ledger's end")
     return made
-
-
-def _disk_bytes(path: Path) -> int:
-    """The room that files really take."""
-    return sum(file.stat().st_blocks * BLOCK_BYTES for file in path.rglob("*") if file.is_file())

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 
 from opentab.errors import MachineError
+
+
+def find_matplotlib() -> None:
+    """Say before anything starts that there can be no pictures."""
+    if find_spec("matplotlib") is None:
+        raise MachineError("matplotlib is missing", hint="install opentab[lab], or do without the pictures")
 
 
 def find_tools(*names: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from opentab.periods import Int64s
+
 Marks = npt.NDArray[np.uint8]
 
 _SIGN = np.uint64(1 << 63)

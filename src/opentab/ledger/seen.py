@@ -11,7 +11,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -54,9 +54,9 @@ class Keeper:
             self._mapped[column, self._rows : end] = table[name].to_numpy()
         self._rows = end
 
-    def finish(self, file: StagedFile) -> None:
+    def finish(self, run: Run) -> None:
         """Let it be the columns of this run."""
-        self._runs.take_up(self._path, file)
+        self._runs.take_up(self._path, run)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -95,9 +95,9 @@ class Runs:
     def keep(self, file: StagedFile, table: pa.Table) -> None:
         """Have the columns of a run at hand that was just written: its table is still in memory."""
         if file.rows >= MAPPED_ROWS:
-            path = self._scratch / f"{Path(file.path).name}.npy"
-            self._write(path, lambda aside: np.save(aside, [table[name].to_numpy() for name in COLUMNS]))
-            self._write(_beside(path), lambda aside: np.save(aside, marks_of(table["key_high"].to_numpy())))
+            with self.keeping(file.rows) as keeper:
+                keeper.add(table)
+                keeper.finish(Run(file.path, file.rows))
 
     @contextmanager
     def keeping(self, rows_max: int) -> Iterator[Keeper]:
@@ -109,43 +109,48 @@ class Runs:
         finally:
             aside.unlink(missing_ok=True)
 
-    def take_up(self, aside: Path, file: StagedFile) -> None:
+    def take_up(self, aside: Path, run: Run) -> None:
         """Give a scratch file the name of its run."""
-        path = self._scratch / f"{Path(file.path).name}.npy"
+        path = self._path_of(run)
         aside.replace(path)
-        self._write_marks(path, file.rows)
+        self._write_marks(path, run.rows)
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
             read = _read(self._root / run.path)
             return _columns(read, marks_of(read[0]))
-        path = self._scratch / f"{Path(run.path).name}.npy"
+        path = self._path_of(run)
         if not path.exists():
-            self._write(path, lambda aside: _write_columns(self._root / run.path, run.rows, aside))
+            self._read_aside(run)
         if not _beside(path).exists():
             self._write_marks(path, run.rows)
         # One that was kept while it was merged may have room behind its last row.
         columns = [column[: run.rows] for column in np.load(path, mmap_mode="r")]
         return _columns(columns, np.load(_beside(path), mmap_mode="r"))
 
+    def _read_aside(self, run: Run) -> None:
+        """Take a run's columns down from its file; a part of it is in memory at a time."""
+        place = self._root / run.path
+        with self.keeping(run.rows) as keeper, pq.ParquetFile(place.inside, filesystem=place.filesystem) as file:
+            for batch in file.iter_batches(batch_size=SLICE_ROWS, columns=COLUMNS):
+                keeper.add(pa.Table.from_batches([batch]))
+            keeper.finish(run)
+
+    def _path_of(self, run: Run) -> Path:
+        return self._scratch / f"{Path(run.path).name}.npy"
+
     def _write_marks(self, path: Path, rows: int) -> None:
         words = np.load(path, mmap_mode="r")[0][:rows]
-        self._write(_beside(path), lambda aside: np.save(aside, marks_of(words)))
-
-    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
-        """A scratch file that is whole from the moment it has its name."""
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
         aside = path.with_suffix(f".{secrets.token_hex(4)}.new.npy")
         try:
-            write(aside)
-            aside.replace(path)
+            np.save(aside, marks_of(words))
+            aside.replace(_beside(path))
         finally:
             aside.unlink(missing_ok=True)
 
     def _sweep(self, runs: Sequence[Run]) -> None:
         """Remove scratch files of runs that were merged away an hour ago or earlier."""
-        columns = [self._scratch / f"{Path(run.path).name}.npy" for run in runs]
-        names = {path.name for run in columns for path in (run, _beside(run))}
+        names = {path.name for run in runs for path in (self._path_of(run), _beside(self._path_of(run)))}
         with suppress(OSError):
             for path in self._scratch.iterdir():
                 if path.name not in names and time.time() - path.stat().st_mtime > SCRATCH_SECONDS:
@@ -165,18 +170,6 @@ def _beside(path: Path) -> Path:
 def _read(place: Place) -> list[npt.NDArray[np.int64]]:
     table = read_parquet(place, columns=COLUMNS)
     return [table[name].to_numpy() for name in COLUMNS]
-
-
-def _write_columns(place: Place, rows: int, path: Path) -> None:
-    """A run's columns one behind the other, as numpy maps them; a part of the run is in memory at a time."""
-    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(len(COLUMNS), rows))
-    at = 0
-    with pq.ParquetFile(place.inside, filesystem=place.filesystem) as file:
-        for batch in file.iter_batches(batch_size=SLICE_ROWS, columns=COLUMNS):
-            for column, name in enumerate(COLUMNS):
-                mapped[column, at : at + batch.num_rows] = batch.column(name).to_numpy()
-            at += batch.num_rows
-    mapped.flush()
 
 
 def sorted_run(table: pa.Table) -> pa.Table:
@@ -219,7 +212,7 @@ def merged_runs(
     with Runs(root).keeping(rows_max) as keeper:
         merged = stage_run(root, _kept(slices, keeper), run=run, batches=batches)
         if merged is not None and merged.rows >= MAPPED_ROWS:
-            keeper.finish(merged)
+            keeper.finish(Run(merged.path, merged.rows))
     return merged
 
 

@@ -20,6 +20,7 @@ from opentab.lab.chaos.picture import draw
 from opentab.lab.chaos.play import Result, Run, play
 from opentab.lab.chaos.report import COLUMNS, as_json, markdown, matrix, row
 from opentab.lab.chaos.stage import LONG, SHORT, Store
+from opentab.lab.tool import find_matplotlib
 
 NAMESPACE = "OPENTAB_CHAOS_SEED"  # set within a mount namespace of our own, with the seed drawn outside of it
 
@@ -29,6 +30,8 @@ def run_chaos(
 ) -> bool:
     """Play the faults, print and write what was measured; whether every one of them ended exact."""
     faults = chosen(names)
+    if out is not None:
+        find_matplotlib()
     for path in (out, json_.parent if json_ else None):
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)

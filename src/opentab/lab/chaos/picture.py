@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import nan
 from pathlib import Path
 
-from opentab.errors import MachineError
 from opentab.lab.chaos.play import Run
+from opentab.lab.tool import find_matplotlib
 
 SIZE_INCHES = (14.0, 7.0)
 GAP_SECONDS = 5.0
@@ -16,10 +16,9 @@ STALENESS, ANSWERED, UNANSWERED, FAULT = "#1f5fa8", "#3a7d44", "#c0392b", "#f2c1
 
 def draw(run: Run, path: Path) -> None:
     """Write the picture; the form follows from the file's name."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise MachineError("matplotlib is missing", hint="install opentab[lab], or leave out --out") from None
+    find_matplotlib()
+    import matplotlib as mpl
+
     mpl.use("agg")
     from matplotlib import pyplot as plt
 

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -22,15 +21,13 @@ from confluent_kafka import Consumer, TopicPartition
 from opentab.errors import MachineError, OpentabError
 from opentab.java import find_java
 from opentab.kafka import silent_logger
-from opentab.lab.daemon import Daemon
 from opentab.lab.jars import alone, cache_path, fetch_jars
-from opentab.lab.measured_run import SAMPLE_SECONDS, TOTAL, MemoryPeaks
+from opentab.lab.peers.job import run_job
 from opentab.lab.peers.outcome import PeerRun
 
 FLINK = "2.3.0"
 CONNECTOR = "5.0.0-2.2"  # the newest there is; it is made for Flink 2.2 and runs on 2.3
 INSTALL_SECONDS_MAX = 1800
-RUN_SECONDS_MAX = 3600
 ANSWER_SECONDS = 10.0
 HEAP = "6g"
 BACKENDS = {"heap": "hashmap", "rocksdb": "rocksdb"}
@@ -76,17 +73,11 @@ def measure_flink(*, address: str, topic: str, warm_topic: str, state: State, sc
     options = f"-Xmx{HEAP} -XX:+UseG1GC"
     environment = {"JAVA_HOME": str(find_java().home), "JVM_ARGS": options, "FLINK_LOG_DIR": str(scratch)}
     # Isolated: what lies beside the script, or on our own path, is none of Flink's business.
-    job = Daemon("flink", [str(_python(flink)), "-I", str(JOB), *words], scratch, environment)
-    memory = MemoryPeaks()
-    job.start()
-    try:
-        _watch(job, memory)
-    finally:
-        job.kill()
-    report = _decode(job)
+    command = [str(_python(flink)), "-I", str(JOB), *words]
+    report, memory_bytes_max = run_job("Flink", command, scratch, environment, Report)
     written = count_messages(address, topic)
     if report.events_read != written:
-        raise OpentabError(f"Flink read {report.events_read:,} events of {written:,}", hint=f"see {job.log_path}")
+        raise OpentabError(f"Flink read {report.events_read:,} events of {written:,}", hint=f"see {scratch}")
     return PeerRun(
         name=f"Flink SQL, {state} state",
         version=report.version,
@@ -96,7 +87,7 @@ def measure_flink(*, address: str, topic: str, warm_topic: str, state: State, sc
         sum_micros=report.warm_sum_micros,
         checkpoints=report.checkpoints,
         state_bytes=report.state_bytes,
-        memory_bytes_max=memory.bytes_max.get(TOTAL, 0),
+        memory_bytes_max=memory_bytes_max,
         settings=report.settings | {"env.java.opts.all": options},
     )
 
@@ -110,32 +101,6 @@ def count_messages(address: str, topic: str) -> int:
     finally:
         client.close()
     return sum(last - first for first, last in ends)
-
-
-def _watch(job: Daemon, memory: MemoryPeaks) -> None:
-    """Look at its memory until it ends by itself."""
-    deadline = time.monotonic() + RUN_SECONDS_MAX
-    while job.runs:
-        if time.monotonic() > deadline:
-            raise OpentabError(f"Flink was not done in {RUN_SECONDS_MAX} s", hint=f"see {job.log_path}")
-        memory.sample(job.pid)
-        time.sleep(SAMPLE_SECONDS)
-
-
-def _decode(job: Daemon) -> Report:
-    if job.wait() != 0:
-        raise OpentabError(f"Flink failed: {_cause(job)}", hint=f"see {job.log_path}")
-    try:
-        return msgspec.json.decode(job.last_words(), type=Report)
-    except msgspec.DecodeError as error:
-        raise OpentabError(f"Flink said something else than its figures: {job.last_words()[-200:]!r}") from error
-
-
-def _cause(job: Daemon) -> str:
-    """Java's innermost exception, else the last line."""
-    lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else job.last_words()
 
 
 def _python(flink: Path) -> Path:

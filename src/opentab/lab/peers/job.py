@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from opentab.errors import OpentabError
+from opentab.lab.daemon import Daemon
 from opentab.lab.measured_run import SAMPLE_SECONDS, TOTAL, MemoryPeaks
-from opentab.lab.peers.outcome import PeerRun
+
+RUN_SECONDS_MAX = 3600
+
+Said = TypeVar("Said")
 
 
-def run_job(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> PeerRun:
-    """Run it to its end. Its last line is a PeerRun in JSON; the peak of its memory is filled in here."""
+def run_job(
+    name: str, command: Sequence[str], scratch: Path, environment: Mapping[str, str], kind: type[Said]
+) -> tuple[Said, int]:
+    """Run it to its end. What its last line says in JSON, and the peak of its memory in bytes."""
+    job = Daemon("job", command, scratch, environment)
     memory = MemoryPeaks()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as trouble:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=trouble, env=environment)
-        try:
-            while process.poll() is None:
-                memory.sample(process.pid)
-                time.sleep(SAMPLE_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-        said, complained = (_text(file) for file in (output, trouble))
-    if process.returncode != 0:
-        raise OpentabError(f"{name} failed: {_reason(complained or said)}")
-    run = msgspec.json.decode(said.strip().splitlines()[-1], type=PeerRun)
-    return msgspec.structs.replace(run, memory_bytes_max=memory.bytes_max.get(TOTAL, 0))
+    deadline = time.monotonic() + RUN_SECONDS_MAX
+    job.start()
+    try:
+        while job.runs:
+            if time.monotonic() > deadline:
+                raise OpentabError(f"{name} was not done in {RUN_SECONDS_MAX} s", hint=f"see {job.log_path}")
+            memory.sample(job.pid)
+            time.sleep(SAMPLE_SECONDS)
+    finally:
+        job.kill()
+    if job.wait() != 0:
+        raise OpentabError(f"{name} failed: {_cause(job)}", hint=f"see {job.log_path}")
+    try:
+        said = msgspec.json.decode(job.last_words(), type=kind)
+    except msgspec.DecodeError as error:
+        raise OpentabError(f"{name} said something else than its figures: {job.last_words()[-200:]!r}") from error
+    return said, memory.bytes_max.get(TOTAL, 0)
 
 
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
-
-
-def _reason(text: str) -> str:
-    """The line that names the error, where there is one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "Exception" in line]
-    return ([*errors, *lines[-1:], "without a word"])[0][:300]
+def _cause(job: Daemon) -> str:
+    """Java's innermost exception, else the first line that names an error, else the last one."""
+    lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    errors = [line.strip() for line in lines if "Error" in line or "Exception" in line]
+    return [*causes[-1:], *errors, job.last_words()][0][:300]

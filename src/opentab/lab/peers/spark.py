@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from opentab.java import find_java
 from opentab.lab.daemon import Daemon
@@ -29,17 +30,18 @@ def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scra
     try:
         words = [way, address, topic, str(scratch), str(batch_events)]
         if way != "redis":
-            return _run(*words, "")
+            return _run(scratch, *words, "")
         with _redis(scratch) as port:
-            return _run(*words, str(port))
+            return _run(scratch, *words, str(port))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(way: str, *words: str) -> PeerRun:
-    command = [sys.executable, "-m", "opentab.lab.peers.spark_job", way, *words]
-    environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-    return run_job(f"Spark, {way}", command, {**environment, "SPARK_LOCAL_IP": "127.0.0.1"})
+def _run(scratch: Path, *words: str) -> PeerRun:
+    command = [sys.executable, "-m", "opentab.lab.peers.spark_job", *words]
+    environment = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    run, memory_bytes_max = run_job(f"Spark, {words[0]}", command, scratch, environment, PeerRun)
+    return msgspec.structs.replace(run, memory_bytes_max=memory_bytes_max)
 
 
 @contextmanager

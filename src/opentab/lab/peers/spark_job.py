@@ -24,6 +24,7 @@ from opentab.lab.jars import CONNECTOR
 from opentab.lab.measured_run import WARM_UP_BATCHES
 from opentab.lab.peers.outcome import PeerRun
 from opentab.lab.peers.resp import RedisLine
+from opentab.lab.weight import file_bytes
 
 CORES = 2
 PIPELINE_COMMANDS = 10_000
@@ -168,8 +169,7 @@ def _bill(way: str, spark: SparkSession, checkpoint: Path, store: str) -> tuple[
             return 0, int(line.ask(b"EVAL", TOTAL.encode(), b"0")), int(used[b"used_memory"])
     state = spark.read.format("statestore").load(str(checkpoint))
     total, events = state.agg(F.sum("value.sum"), F.sum("value.count")).collect()[0]
-    weight = sum(file.stat().st_size for file in (checkpoint / "state").rglob("*") if file.is_file())
-    return int(events), int(total * 1_000_000), weight
+    return int(events), int(total * 1_000_000), file_bytes(checkpoint / "state")
 
 
 if __name__ == "__main__":
