@@ -119,13 +119,13 @@ def count_once(arrivals: list[Arrival], window_us: int, forgotten_us: int | None
             one.verdict = "duplicate" if last.values == one.values else "conflicting_duplicate"
         elif one.reverses and (not original or original.batch == one.batch or not known(original, one)):
             one.verdict = "reversal_unknown"
+        elif one.reverses and original and not takes_back(one, original):
+            one.verdict = "reversal_mismatch"
         elif one.reverses and any(
             other.reverses == one.reverses
             for other in before[before.index(original) :]  # type: ignore[arg-type]
         ):
             one.verdict = "reversal_twice"
-        elif one.reverses and original and not takes_back(one, original):
-            one.verdict = "reversal_mismatch"
         else:
             before.append(one)
 

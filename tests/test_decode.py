@@ -6,15 +6,19 @@ import json
 import time
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opentab.events import Reason, Rules
+from opentab.keys import key_of
 from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
+from opentab.pipeline import form
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.exact import Event, Refusal, is_blank, judge
+from opentab.texts import Texts
 
 RULES = Rules(
     currency="EUR",
@@ -25,13 +29,14 @@ RULES = Rules(
     allowed_lateness_us=0,
     idle_after_us=0,
 )
+ONCE = msgspec.structs.replace(RULES, dedupe_us=1)
 ARRIVED_US = to_us(datetime(2026, 3, 1, tzinfo=UTC))
 CALENDARS = {zone: Calendar(zone) for zone in ("UTC", "Europe/Berlin", "America/St_Johns")}
 
 
 def verdict(line: str | bytes, zone: str = "UTC") -> Event | Refusal:
     raw = line.encode() if isinstance(line, str) else line
-    return judge(raw, arrived_us=ARRIVED_US, rules=RULES, calendar=CALENDARS[zone])
+    return judge(raw, arrived_us=ARRIVED_US, rules=ONCE, calendar=CALENDARS[zone])
 
 
 def rows(decoded: Decoded) -> list[tuple[object, ...]]:
@@ -40,12 +45,30 @@ def rows(decoded: Decoded) -> list[tuple[object, ...]]:
 
 
 def check_agree(lines: list[bytes], zone: str = "UTC") -> None:
+    """Both when the lines are read one by one and when those written alike are read together."""
     arrived_us = np.full(len(lines), ARRIVED_US)
-    fast = decode(lines, arrived_us=arrived_us, rules=RULES, calendar=CALENDARS[zone])
     exact = [(n, verdict(line, zone)) for n, line in enumerate(lines) if not is_blank(line)]
     counted = [v for _, v in exact if isinstance(v, Event)]
-    assert rows(fast) == sorted((e.at_us, e.day, e.customer, e.type, e.amount_micros) for e in counted)
-    assert fast.refusals == [(n, v) for n, v in exact if isinstance(v, Refusal)]
+    for few in (len(lines) + 1, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(form, "FEW", few)
+            patch.setattr(form, "BLOCK_LINES", 5)
+            fast = decode(Texts.of(lines), arrived_us=arrived_us, rules=ONCE, calendar=CALENDARS[zone])
+        assert rows(fast) == sorted((e.at_us, e.day, e.customer, e.type, e.amount_micros) for e in counted)
+        assert fast.refusals == [(n, v) for n, v in exact if isinstance(v, Refusal)]
+        check_identity(fast, [(n, v) for n, v in exact if isinstance(v, Event)])
+
+
+def check_identity(fast: Decoded, events: list[tuple[int, Event]]) -> None:
+    """Every event has the key of its id, and the index of its line."""
+    assert fast.identity is not None
+    keys = zip(fast.identity.key_high.tolist(), fast.identity.key_low.tolist(), strict=True)
+    found = dict(zip(fast.identity.line.tolist(), zip(fast.identity.has_key.tolist(), keys, strict=True), strict=True))
+    assert sorted(found) == [n for n, _ in events]
+    for n, event in events:
+        has_key, key = found[n]
+        assert has_key == bool(event.id)
+        assert not event.id or key == key_of(event.id, event.source)
 
 
 def plain(**fields: object) -> str:
@@ -200,7 +223,7 @@ def test_what_surrounds_an_event_does_not_matter() -> None:
         line.replace(b'"time"', b'"\\u0074ime"'),
     ]
     check_agree(lines)
-    decoded = decode(lines, arrived_us=np.full(6, ARRIVED_US), rules=RULES, calendar=CALENDARS["UTC"])
+    decoded = decode(Texts.of(lines), arrived_us=np.full(6, ARRIVED_US), rules=RULES, calendar=CALENDARS["UTC"])
     assert len(decoded.at_us) == 4
     assert decoded.refusals == []
 
@@ -261,7 +284,7 @@ def test_one_bad_row_in_a_hundred_keeps_half_of_the_speed() -> None:
 
     def seconds(lines: list[bytes]) -> float:
         started = time.perf_counter()
-        decode(lines, arrived_us=arrived_us, rules=RULES, calendar=CALENDARS["UTC"])
+        decode(Texts.of(lines), arrived_us=arrived_us, rules=RULES, calendar=CALENDARS["UTC"])
         return time.perf_counter() - started
 
     pairs = [(seconds(good), seconds(bad)) for _ in range(7)]
@@ -326,6 +349,73 @@ def broken(draw: st.DrawFn) -> bytes:
             case 3:
                 line += bytes(line[at:])
     return bytes(line).replace(b"\n", b" ")
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[bytes]:
+    """Lines as one producer writes them, and now and then one that another hand has touched."""
+    names = draw(st.permutations(["time", "customer", "type", "amount", "id", "currency", "note"]))
+    left_out = draw(st.sets(st.sampled_from(["id", "currency", "note"])))
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,  ", " : ")]))
+    number = draw(st.booleans())
+    lines = []
+    for _ in range(draw(st.integers(1, 12))):
+        instant = draw(st.datetimes(datetime(2026, 1, 1), datetime(2026, 3, 4)))
+        amount = draw(st.from_regex(r"\A-?[0-9]{1,10}(\.[0-9]{1,7})?\Z"))
+        fields = {
+            "time": instant.isoformat(timespec=draw(st.sampled_from(["seconds", "milliseconds", "microseconds"])))
+            + "Z",
+            "customer": draw(st.text(st.characters(codec="utf-8", exclude_characters='"\\'), min_size=1, max_size=6)),
+            "type": draw(st.sampled_from([*RULES.types, "SMS"])),
+            "amount": 0 if number else amount,
+            "id": draw(st.text("abc", max_size=40)),
+            "currency": draw(st.sampled_from(["EUR", "EUR", "EURO", "US"])),
+            "note": draw(st.text("xy,:{}", max_size=4)),
+        }
+        kept = {name: fields[name] for name in names if name not in left_out}
+        line = json.dumps(kept, ensure_ascii=False, separators=separators)
+        lines.append(line.replace(":0", f":{amount}").replace(": 0", f": {amount}").encode())
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(lines) - 1))
+        cut = draw(st.integers(0, len(lines[at])))
+        mark = draw(
+            st.sampled_from([b"", b'"', b"\\", b",", b'"x":1,', b"\xff", b"\x00", b" ", b"}", b'"time":1,', b"0"])
+        )
+        lines.insert(at, lines[at][:cut] + mark + lines[at][cut + draw(st.integers(0, 2)) :])
+    return [line.replace(b"\n", b" ") for line in lines]
+
+
+@settings(max_examples=400)
+@given(alike(), st.sampled_from(list(CALENDARS)))
+def test_lines_written_alike_are_read_together_and_mean_the_same(lines: list[bytes], zone: str) -> None:
+    check_agree(lines, zone)
+
+
+def test_a_form_is_the_same_for_all_lines_of_a_producer() -> None:
+    """Of lines like these none is read one by one."""
+    texts = [plain(id=f"{i}", customer=f"Zoe {i}", amount=f"{i}.25").replace("Zoe", "Zoë").encode() for i in range(600)]
+    numbers = [plain(amount=i / 4, note="x").encode() for i in range(600)]
+    found, others = form.formed(Texts.of([line for pair in zip(texts, numbers, strict=True) for line in pair]))
+    assert [len(one.at) for one in found] == [600, 600]
+    assert len(others) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        plain(time=5),
+        envelope(),
+        plain(reverses="7"),
+        plain(x=None),
+        plain(x=1),
+        "{}",
+        "[]",
+        plain()[:-1],
+        plain() + "x",
+    ],
+)
+def test_other_lines_have_no_form(line: str) -> None:
+    assert form.Form.of(line.encode()) is None
 
 
 @settings(max_examples=400)

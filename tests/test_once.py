@@ -94,11 +94,11 @@ class Rule:
                 if found is None or arrived_us - found[0] > self.window_us:
                     self.rejections["reversal_unknown"] += 1
                     continue
-                if self.reversed.get(original, 0) > found[2]:
-                    self.rejections["reversal_twice"] += 1
-                    continue
                 if found[1] != (sent.customer, sent.amount, None):
                     self.rejections["reversal_mismatch"] += 1
+                    continue
+                if self.reversed.get(original, 0) > found[2]:
+                    self.rejections["reversal_twice"] += 1
                     continue
                 self.reversed[original] = batch
                 amount = -amount
@@ -195,6 +195,13 @@ MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting",
 )
 @example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m", [])
 @example([(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m", [])
+@example(
+    [
+        (2, [Sent("x", 1, customer="ann")]),
+        (2, [Sent(None, 1, customer="ann", reverses="x"), Sent(None, 1, reverses="x", minute=9, partition="b")]),
+    ],
+    "7d", [],
+)  # fmt: skip
 def test_any_history_gives_the_bill_of_distinct_events(
     history: list[tuple[int, list[Sent]]], window: str, deaths: list[str | None]
 ) -> None:

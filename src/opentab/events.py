@@ -27,16 +27,16 @@ class Reason(StrEnum):
     BAD_CUSTOMER = "bad_customer"
     CONFLICTING_DUPLICATE = "conflicting_duplicate"
     REVERSAL_UNKNOWN = "reversal_unknown"
-    REVERSAL_TWICE = "reversal_twice"
     REVERSAL_MISMATCH = "reversal_mismatch"
+    REVERSAL_TWICE = "reversal_twice"
 
 
 # Why an event that can be billed by itself is rejected: because of others in the log.
 REASONS_BY_OTHERS = (
     Reason.CONFLICTING_DUPLICATE,
     Reason.REVERSAL_UNKNOWN,
-    Reason.REVERSAL_TWICE,
     Reason.REVERSAL_MISMATCH,
+    Reason.REVERSAL_TWICE,
 )
 
 

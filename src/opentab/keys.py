@@ -10,11 +10,10 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
+from opentab.periods import Int64s
+from opentab.texts import Texts, UInt64s
 
 LONG_BYTES = 512  # from here on one by one, by another hash: a long text must not make many slow
 ID, ID_OF_SOURCE, REVERSAL, REVERSAL_OF_SOURCE = range(4)  # seeds: what a key is of
@@ -27,18 +26,16 @@ _MASK_LOW = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(16)], np.uin
 _MASK_HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(16)], np.uint64)
 
 
-def keys_of(texts: Sequence[str] | pa.Array, seed: int = ID) -> tuple[Int64s, Int64s]:
+def keys_of(texts: Sequence[str] | pa.Array | Texts, seed: int = ID) -> tuple[Int64s, Int64s]:
     """The two words of each text's key."""
-    array = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
-    if len(array) == 0:
+    if not isinstance(texts, Texts):
+        texts = Texts.of_array(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string()))
+    if len(texts) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
-    start, size = offsets[:-1], np.diff(offsets)
-    high, low = _murmur(data, start, np.where(size < LONG_BYTES, size, 0), seed)
-    for at in np.flatnonzero(size >= LONG_BYTES):
-        text = data[start[at] : start[at] + size[at]].tobytes()
-        digest = hashlib.blake2b(text, digest_size=16, salt=bytes([seed])).digest()
+    is_long = texts.size >= LONG_BYTES
+    high, low = _murmur(Texts(texts.data, texts.start, np.where(is_long, 0, texts.size)), seed)
+    for at in np.flatnonzero(is_long).tolist():
+        digest = hashlib.blake2b(texts[at], digest_size=16, salt=bytes([seed])).digest()
         high[at], low[at] = np.frombuffer(digest, np.uint64)
     return high.view(np.int64), low.view(np.int64)
 
@@ -75,26 +72,25 @@ def with_key(payload: int, key: tuple[int, int]) -> int:
     return int(np.where(mixed == 0, np.uint64(1), mixed).view(np.int64)[0])
 
 
-def _murmur(data: npt.NDArray[np.uint8], start: Int64s, size: Int64s, seed: int) -> tuple[UInt64s, UInt64s]:
-    padded = np.concatenate([data, np.zeros(16, np.uint8)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 16)
+def _murmur(texts: Texts, seed: int) -> tuple[UInt64s, UInt64s]:
+    words, size = texts.words, texts.size
     h1 = np.full(len(size), seed, np.uint64)
     h2 = h1.copy()
     blocks = size // 16
     for block in range(int(blocks.max(initial=0))):
         inside = np.flatnonzero(blocks > block)
         rows: slice | Int64s = slice(None) if len(inside) == len(size) else inside
-        words = windows[start[rows] + 16 * block].view("<u8")
+        at = texts.start[rows] + 16 * block
         a, b = h1[rows], h2[rows]
-        a = a ^ _rotated(words[:, 0] * _C1, 31) * _C2
+        a = a ^ _rotated(words[at] * _C1, 31) * _C2
         a = (_rotated(a, 27) + b) * _FIVE + _ADD1
-        b = b ^ _rotated(words[:, 1] * _C2, 33) * _C1
+        b = b ^ _rotated(words[at + 8] * _C2, 33) * _C1
         b = (_rotated(b, 31) + a) * _FIVE + _ADD2
         h1[rows], h2[rows] = a, b
     tail = size - 16 * blocks
-    words = windows[start + 16 * blocks].view("<u8")
-    h2 ^= _rotated((words[:, 1] & _MASK_HIGH[tail]) * _C2, 33) * _C1
-    h1 ^= _rotated((words[:, 0] & _MASK_LOW[tail]) * _C1, 31) * _C2
+    at = texts.start + 16 * blocks
+    h2 ^= _rotated((words[at + 8] & _MASK_HIGH[tail]) * _C2, 33) * _C1
+    h1 ^= _rotated((words[at] & _MASK_LOW[tail]) * _C1, 31) * _C2
     h1 ^= size.view(np.uint64)
     h2 ^= size.view(np.uint64)
     h1 += h2

@@ -101,11 +101,11 @@ class Once:
         original = self._recall(memory, event, key)
         if original is None or original.event.batch >= event.batch:
             return Reason.REVERSAL_UNKNOWN
-        if original.reversed:
-            return Reason.REVERSAL_TWICE
         counted = original.event
         if counted.values != (event.at_us, event.customer, event.type, -event.amount_micros, None):
             return Reason.REVERSAL_MISMATCH
+        if original.reversed:
+            return Reason.REVERSAL_TWICE
         original.reversed = True
         return None
 

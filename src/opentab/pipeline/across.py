@@ -22,6 +22,7 @@ from opentab.pipeline.source import Portion
 from opentab.pipeline.tally import tally, total_micros
 from opentab.pipeline.task import Order, Report
 from opentab.records import ENTRY, SEEN
+from opentab.texts import Texts
 
 Bools = npt.NDArray[np.bool_]
 
@@ -103,7 +104,7 @@ def _set_right(
 ) -> Repeats | None:
     lines = portion.lines([shared.places[at] for at in losers.tolist()])
     arrived_us = shared.arrived_us[losers]
-    events = decode(lines, arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
+    events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
     if len(events.at_us) != len(lines) or (events.identity is not None and events.identity.reversals):
         return None
     batches = (order.batch, order.batch)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from opentab.log.segment import Segment
 from opentab.periods import Int64s
+from opentab.texts import Texts
 
 
 class Chunk(Protocol):
@@ -22,7 +22,7 @@ class Chunk(Protocol):
     @property
     def last(self) -> int: ...
     @property
-    def lines(self) -> list[bytes]: ...
+    def lines(self) -> Texts: ...
     @property
     def arrived_us(self) -> Int64s: ...
     @property
@@ -40,7 +40,7 @@ class SegmentChunk:
     def __init__(self, segment: Segment) -> None:
         self.partition = segment.header.partition
         self.first = self.last = segment.header.number
-        self.lines = bytes(segment.body).split(b"\n")[:-1]  # the body ends in a newline
+        self.lines = Texts.of_lines(segment.body)
         self.arrived_us = np.full(len(self.lines), segment.header.arrived_us, np.int64)
         self.bytes = segment.header.bytes
         self._body_at = segment.body_at
@@ -50,11 +50,10 @@ class SegmentChunk:
         """The segment's number, for each line."""
         return np.full(len(self.lines), self.first, np.int64)
 
-    @cached_property
+    @property
     def bytes_at(self) -> Int64s:
         """Where each line begins."""
-        sizes = np.fromiter(map(len, self.lines), np.int64, len(self.lines)) + 1
-        return self._body_at + np.cumsum(sizes) - sizes
+        return self._body_at + self.lines.start
 
     def place(self, index: int) -> str:
         """The segment's number and the byte at which the line begins."""
@@ -67,7 +66,7 @@ class MessageChunk:
 
     partition: str
     offsets: Int64s
-    lines: list[bytes]
+    lines: Texts
     arrived_us: Int64s
 
     @property
@@ -89,7 +88,7 @@ class MessageChunk:
 
     @property
     def bytes(self) -> int:
-        return sum(map(len, self.lines))
+        return int(self.lines.size.sum())
 
     def place(self, index: int) -> str:
         """The partition and the message's offset."""

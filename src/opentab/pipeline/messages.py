@@ -21,6 +21,7 @@ from opentab.log.topic import Topic, data_lost
 from opentab.pipeline.chunk import MessageChunk
 from opentab.pipeline.source import Positions
 from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_chunks, packed, unpacked
+from opentab.texts import Texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -186,7 +187,7 @@ class MessagePortion:
                 yield MessageChunk(
                     str(number),
                     np.array([message.offset for message in messages], np.int64),
-                    [message.value for message in messages],
+                    Texts.of([message.value for message in messages]),
                     np.array([message.arrived_us for message in messages], np.int64),
                 )
 
@@ -223,5 +224,5 @@ def chunks_of(batch: pa.RecordBatch) -> Iterator[MessageChunk]:
     for number in numbers:
         own = batch if len(numbers) == 1 else batch.filter(pc.equal(batch.column("partition"), number))
         arrived_us = own.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-        values = own.column("value").fill_null(b"").to_pylist()
-        yield MessageChunk(str(number), own.column("offset").to_numpy(), values, arrived_us.to_numpy())
+        lines = Texts.of_array(own.column("value"))
+        yield MessageChunk(str(number), own.column("offset").to_numpy(), lines, arrived_us.to_numpy())

@@ -266,10 +266,11 @@ class _Walk:
         arrived_us, payload, batch = self._known[original]
         if arrived_us == NEVER_US or int(self._asking.arrived_us[row]) - arrived_us > self._window_us:
             return Reason.REVERSAL_UNKNOWN
+        if payload != self._asking.reversals[row][1]:
+            return Reason.REVERSAL_MISMATCH
         marked_us, _, mark_batch = self._known[self._marks[row]]
-        if original in self._reversed or (marked_us != NEVER_US and mark_batch > batch):
-            return Reason.REVERSAL_TWICE
-        return None if payload == self._asking.reversals[row][1] else Reason.REVERSAL_MISMATCH
+        twice = original in self._reversed or (marked_us != NEVER_US and mark_batch > batch)
+        return Reason.REVERSAL_TWICE if twice else None
 
 
 def lookup(

@@ -28,6 +28,7 @@ from opentab.pipeline.once import Known, settle
 from opentab.pipeline.tally import tally, total_micros
 from opentab.place import Place
 from opentab.records import REJECTION
+from opentab.texts import Texts
 
 REPORT_COLUMN = "report"
 REPORT_SCHEMA = f"{REPORT_COLUMN} binary"
@@ -82,7 +83,7 @@ def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         pass
     rules = Rules("EUR", "UTC", ("CALL",), 0, 0, 0, 0)
     lines = [b'{"id":"1","time":"2026-01-31T22:15:04.120Z","customer":"emma","type":"CALL","amount":"0.1250"}', b"{"]
-    decoded = decode(lines, arrived_us=np.full(len(lines), 2**60), rules=rules, calendar=Calendar("UTC"))
+    decoded = decode(Texts.of(lines), arrived_us=np.full(len(lines), 2**60), rules=rules, calendar=Calendar("UTC"))
     entries = tally([decoded], batch=1)
     pq.write_table(entries, pa.BufferOutputStream())
     yield from ()
@@ -127,7 +128,7 @@ class _Work:
         self.seconds: dict[str, float] = dict.fromkeys(STEPS, 0.0)
 
     def take(self, chunk: Chunk) -> None:
-        if not chunk.lines:
+        if not len(chunk.lines):
             return
         before = self.taken.get(chunk.partition) or Taken([], None, 0, 0)
         first_us, last_us = int(chunk.arrived_us.min()), int(chunk.arrived_us.max())
@@ -147,7 +148,7 @@ class _Work:
         chunks = self.waiting.pop(partition)
         started = time.perf_counter()
         arrived_us = np.concatenate([chunk.arrived_us for chunk in chunks])
-        lines = [line for chunk in chunks for line in chunk.lines] if len(chunks) > 1 else chunks[0].lines
+        lines = Texts.joined([chunk.lines for chunk in chunks])
         decoded = decode(lines, arrived_us=arrived_us, rules=self.order.rules, calendar=self.calendar)
         self.decoded.append((decoded, chunks))
         self._reject(chunks, decoded.refusals)

@@ -1,0 +1,139 @@
+"""Many texts in one piece of memory, looked at column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from opentab.periods import Int64s
+
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+UInt64s = npt.NDArray[np.uint64]
+
+ROOM = 64  # bytes behind the last text: a look a little beyond an end does no harm
+WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Where each text begins, and how many bytes it has. Of the memory nobody says to whom the rest belongs."""
+
+    data: Bytes
+    start: Int64s
+    size: Int64s
+
+    @classmethod
+    def of(cls, texts: Sequence[bytes]) -> Texts:
+        """Texts that stand each for itself."""
+        size = np.fromiter(map(len, texts), np.int64, len(texts))
+        return cls(_with_room(np.frombuffer(b"".join(texts), np.uint8)), np.cumsum(size) - size, size)
+
+    @classmethod
+    def of_array(cls, array: pa.Array) -> Texts:
+        """The values of an array of texts or bytes; null is empty."""
+        first, past = array.offset, array.offset + len(array)
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[first : past + 1] if len(array) else np.zeros(1, np.int32)
+        data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        start = offsets[:-1].astype(np.int64) - int(offsets[0])
+        size = np.diff(offsets).astype(np.int64)
+        return cls(_with_room(data), start, size)
+
+    @classmethod
+    def of_lines(cls, body: memoryview | bytes) -> Texts:
+        """The lines of a body that ends in a newline, without their newlines."""
+        data = _with_room(np.frombuffer(body, np.uint8))
+        past = np.flatnonzero(data[: len(body)] == ord("\n"))
+        start = np.append([0], past[:-1] + 1) if len(past) else past
+        return cls(data, start, past - start)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Texts]) -> Texts:
+        """The texts of all parts, one part behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        before = np.cumsum([0, *(len(part.data) for part in parts)])
+        start = [part.start + first for part, first in zip(parts, before[:-1].tolist(), strict=True)]
+        return cls(
+            np.concatenate([part.data for part in parts]),
+            np.concatenate(start),
+            np.concatenate([part.size for part in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, index: int) -> bytes:
+        first = int(self.start[index])
+        return self.data[first : first + int(self.size[index])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        whole = memoryview(self.data.data)
+        for first, size in zip(self.start.tolist(), self.size.tolist(), strict=True):
+            yield bytes(whole[first : first + size])
+
+    @property
+    def words(self) -> UInt64s:
+        """The eight bytes from each place of the memory on."""
+        return np.ndarray((len(self.data) - WORD + 1,), "<u8", buffer=self.data, strides=(1,))
+
+    @property
+    def end(self) -> Int64s:
+        """The byte behind each text."""
+        return self.start + self.size
+
+    def slice(self, first: int, past: int) -> Texts:
+        """Those from one index up to another, with no more memory than they need. They lie in order."""
+        begin, end = int(self.start[first]), int(self.start[past - 1] + self.size[past - 1])
+        return Texts(self.data[begin : end + ROOM], self.start[first:past] - begin, self.size[first:past])
+
+    def take(self, rows: Int64s | Bools) -> Texts:
+        """Only some of them."""
+        return Texts(self.data, self.start[rows], self.size[rows])
+
+    def byte(self, column: int) -> Bytes:
+        """The byte in this place of each text, or one that stands somewhere behind it."""
+        return self.data[column:].take(self.start)
+
+    def byte_at(self, columns: Int64s) -> Bytes:
+        """The byte in its own place of each text."""
+        return self.data.take(self.start + columns)
+
+    def holds(self, at: Int64s, literal: bytes) -> Bools:
+        """Whether the memory has just these bytes in each of the places."""
+        words = self.words
+        found = np.ones(len(at), np.bool_)
+        for first in range(0, len(literal), WORD):
+            if len(literal) >= WORD:  # the last word may reach back into the one before
+                first = min(first, len(literal) - WORD)
+            part = literal[first : first + WORD]
+            word = words[at + first]
+            if len(part) < WORD:
+                word &= np.uint64(256 ** len(part) - 1)
+            found &= word == np.uint64(int.from_bytes(part, "little"))
+        return found
+
+    def are(self, text: bytes) -> Bools:
+        """Which of the texts are this one."""
+        found: Bools = self.size == len(text)
+        rows = np.flatnonzero(found)
+        found[rows] = self.holds(self.start[rows], text)
+        return found
+
+    def to_array(self) -> pa.Array:
+        """The same as an array of texts; they must be UTF-8."""
+        if len(self) == 0:
+            return pa.array([], pa.string())
+        # Every second piece of the memory is a text; what lies between them is one, too, but is not taken.
+        edges = np.empty(2 * len(self), np.int32)
+        edges[::2], edges[1::2] = self.start, self.end
+        pieces = pa.StringArray.from_buffers(len(edges) - 1, pa.py_buffer(edges), pa.py_buffer(self.data))
+        return pieces.take(pa.array(np.arange(0, len(edges), 2, dtype=np.int32)))
+
+
+def _with_room(data: Bytes) -> Bytes:
+    return np.concatenate([data, np.zeros(ROOM, np.uint8)])
