@@ -39,7 +39,14 @@ READ_OPTIONS = {
     "kafka.max.poll.records": "50000",
     "kafka.fetch.max.wait.ms": "20",
     "failOnDataLoss": "true",
+    # No group is ever joined: by this name a task finds the consumer that the last batch's left, and what it read ahead.
+    "kafka.group.id": "opentab",
 }
+# Spark can look at the size of what it sends to Python after every row, which costs a quarter of all that it does
+# with small ones. So it need not look where as many rows as it sends at once are far from too many bytes.
+BYTES_AT_ONCE = "spark.sql.execution.arrow.maxBytesPerBatch"
+LIMITED, UNLIMITED = "64m", f"{2**31 - 1}b"
+SMALL_BYTES = 2048
 
 
 class TopicSource:
@@ -55,6 +62,7 @@ class TopicSource:
         self._firsts: Mapping[int, int] = {}
         self._nexts: Mapping[int, int] = {}
         self._looked_at = self._loss_looked_at = float("-inf")
+        self._sizes = Sizes()
 
     def open(self, positions: Positions) -> None:
         """See that there is the topic, and that it holds all that follows the journal."""
@@ -82,7 +90,7 @@ class TopicSource:
             return None
         ranges = fitting(waiting, self._events_max)
         count = sum(end - first for first, end in ranges.values())
-        return MessagePortion(self._topic, ranges, is_small=count <= self._local_events_max)
+        return MessagePortion(self._topic, ranges, self._sizes, is_small=count <= self._local_events_max)
 
     def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
         arrived_us = self._topic.arrived_us(int(partition), number)
@@ -131,11 +139,31 @@ class TopicSource:
                 raise data_lost(self._topic, fact)
 
 
+class Sizes:
+    """How large messages are, told by the last batch."""
+
+    def __init__(self) -> None:
+        self._mean_bytes = float("inf")
+
+    @property
+    def are_small(self) -> bool:
+        return self._mean_bytes <= SMALL_BYTES
+
+    def forget(self) -> None:
+        """Take messages for large until a batch has been billed."""
+        self._mean_bytes = float("inf")
+
+    def learn(self, byte_count: int, message_count: int) -> None:
+        if message_count:
+            self._mean_bytes = byte_count / message_count
+
+
 class MessagePortion:
     """Some messages of a topic, to be billed as one batch."""
 
-    def __init__(self, topic: Topic, offsets: Mapping[int, tuple[int, int]], *, is_small: bool) -> None:
+    def __init__(self, topic: Topic, offsets: Mapping[int, tuple[int, int]], sizes: Sizes, *, is_small: bool) -> None:
         self._topic = topic
+        self._sizes = sizes
         self._offsets = offsets  # by partition: from this one up to that one, that one excluded
         self._is_small = is_small
 
@@ -147,6 +175,14 @@ class MessagePortion:
         """What came of them, one report for each task."""
         if self._is_small or spark is None:
             return [bill_chunks(self._chunks(), order)]
+        spark.conf.set(BYTES_AT_ONCE, UNLIMITED if self._sizes.are_small else LIMITED)
+        self._sizes.forget()  # should the tasks fail of it, the next try looks
+        reports = self._run_tasks(spark, order)
+        byte_count = sum(taken.bytes for report in reports for taken in report.taken.values())
+        self._sizes.learn(byte_count, sum(end - first for first, end in self._offsets.values()))
+        return reports
+
+    def _run_tasks(self, spark: SparkSession, order: Order) -> list[Report]:
         first, end = (
             json.dumps({self._topic.name: {str(number): pair[at] for number, pair in self._offsets.items()}})
             for at in (0, 1)

@@ -32,7 +32,13 @@ appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 # A topic is read by Java, though: there it pays to compile well, and to have room.
 KAFKA_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m"
-KAFKA_SETTINGS = {"spark.driver.memory": "2g"}
+KAFKA_SETTINGS = {
+    "spark.driver.memory": "2g",
+    # The older of Spark's two readers of topics makes each message a Java row and takes it apart again.
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
+    # As many as are decoded at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+}
 
 SETTINGS = {
     "spark.app.name": "opentab",
@@ -41,8 +47,6 @@ SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # As many as are decoded at once.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # Many small files make few tasks, not one task each.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
