@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from opentab.replica import batches
 from opentab.replica import tops as tops_module
 from opentab.replica.facts import facts_of
 from opentab.replica.follower import Follower, is_whole
+from opentab.replica.names import in_order
 from opentab.replica.store import SEPARATOR, Snapshot
 from opentab.replica.tops import Tops, found_anew, too_few, touched
 from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, read_row, sum_micros
@@ -423,3 +425,22 @@ def test_many_sums_at_once_are_those_of_each(uses: list[tuple[int, int, int]]) -
         assert columns == [(wanted[3 * n + c], sum(1 for place, _, _ in uses if place == 3 * n + c)) for c in range(3)]
         times = [at_us for place, _, at_us in uses if place // 3 == n]
         assert not times or last == max(times)
+
+
+# Names that begin alike, are long, or are a beginning of each other.
+names = st.one_of(
+    st.text("abé", min_size=1, max_size=30),
+    st.builds(lambda start, end: start + end, st.sampled_from(["customer", "customer-0123456", "c"]), st.text("ab", max_size=12)),
+).filter(bool)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(names, min_size=1, max_size=40), st.text("pq", max_size=10))
+def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix: str) -> None:
+    customers = [prefix + customer for customer in customers]
+    found = in_order(pa.array(customers))
+    assert found.names.to_pylist() == sorted({customer.encode() for customer in customers})
+    assert sorted(found.rows.tolist()) == list(range(len(customers)))
+    at = zip(found.rows.tolist(), found.name_at.tolist(), strict=True)
+    assert [found.names[place].as_py() for _, place in at] == [customers[row].encode() for row in found.rows.tolist()]
+    assert found.name_at.tolist() == sorted(found.name_at.tolist())

@@ -39,7 +39,7 @@ READ_OPTIONS = {
     "kafka.max.poll.records": "50000",
     "kafka.fetch.max.wait.ms": "20",
     "failOnDataLoss": "true",
-    # No group is ever joined: by this name a task finds the consumer that the last batch's left, and what it read ahead.
+    # No group is ever joined: by this name a task finds the consumer that the last batch left, and what it read ahead.
     "kafka.group.id": "opentab",
 }
 # Spark can look at the size of what it sends to Python after every row, which costs a quarter of all that it does

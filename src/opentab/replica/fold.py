@@ -14,6 +14,7 @@ from opentab.errors import ReplicaMismatch
 from opentab.ledger.rows import Ints, Rows
 from opentab.periods import Period, day_of_number, period_of_month
 from opentab.records import BatchRecord
+from opentab.replica.names import in_order
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, SUMMED, Change
 from opentab.replica.tops import Tops, found_anew, too_few, touched
 from opentab.replica.wide import Cells, Sums, Words, across, micros_of, read_row, sum_micros
@@ -47,15 +48,17 @@ class Fold:
         self._add_customers(rows, months, month_at, type_at)
 
     def _add_customers(self, rows: Rows, months: Sequence[Period], month_at: Ints, type_at: Ints) -> None:
-        names, customer_at = _sorted_names(rows.customer)
+        ordered = in_order(rows.customer)
         adjusted = rows.month != rows.own_month
         column = np.where(adjusted, ADJUSTED, type_at + 1)
         for index, period in enumerate(months):
-            own = np.flatnonzero(month_at == index)
-            own = own[np.argsort(customer_at[own], kind="stable")]
-            self._add_period(period, names, own, customer_at[own], column[own], rows)
+            here = slice(None) if len(months) == 1 else np.flatnonzero(month_at[ordered.rows] == index)
+            own = ordered.rows[here]
+            self._add_period(period, ordered.names, own, ordered.name_at[here], column[own], rows)
         if adjusted.any():
-            self._add_adjustments(rows, adjusted, names, months, month_at, customer_at, type_at)
+            customer_at = np.empty(len(rows), np.int64)
+            customer_at[ordered.rows] = ordered.name_at
+            self._add_adjustments(rows, adjusted, ordered.names, months, month_at, customer_at, type_at)
 
     def _add_period(
         self, period: Period, names: pa.Array, own: Ints, customer_at: Ints, column: Ints, rows: Rows
@@ -187,16 +190,6 @@ def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
     if len(present) == below:
         return present, numbers
     return present, (np.cumsum(there) - 1)[numbers]
-
-
-def _sorted_names(customers: pa.Array) -> tuple[pa.Array, Ints]:
-    """The different customers in the order of their bytes, and for each row the place of its own."""
-    encoded = customers.dictionary_encode()
-    names = encoded.dictionary.cast(pa.binary())
-    order = pc.array_sort_indices(names)
-    place = np.empty(len(names), np.int64)
-    place[order.to_numpy()] = np.arange(len(names))
-    return names.take(order), place[encoded.indices.to_numpy()]
 
 
 def _keep_tops(change: Change, period: Period, keys: Sequence[bytes], totals: Cells) -> None:

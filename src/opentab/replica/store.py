@@ -21,7 +21,10 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import is_
 from pathlib import Path
+from struct import Struct
 from typing import cast
 
 import lmdb
@@ -193,9 +196,8 @@ class Change(Snapshot):
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
             known = cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys))
             now = _added(keys, known, added) if known else added
-            packed, size = now.tobytes(), now.dtype.itemsize
-            values = [packed[at : at + size] for at in range(0, len(packed), size)]
-            cursor.putmulti(list(zip(keys, values, strict=True)), overwrite=True)
+            values = Struct(f"{now.dtype.itemsize}s").iter_unpack(now.tobytes())
+            cursor.putmulti([(key, value) for key, (value,) in zip(keys, values, strict=True)], overwrite=True)
         return now, len(keys) - len(known)
 
     def put(self, table: str, items: Sequence[tuple[bytes, bytes]]) -> None:
@@ -247,9 +249,9 @@ def _added(keys: Sequence[bytes], known: Sequence[tuple[bytes, bytes]], added: C
     if len(known) == len(keys):
         values = [value for _, value in known]
     else:
-        by_key, blank = dict(known), bytes(size)
-        values = [by_key.get(key, blank) for key in keys]
-        fresh = np.fromiter((key not in by_key for key in keys), np.bool_, len(keys))
+        found, blank = list(map(dict(known).get, keys)), bytes(size)
+        values = [blank if value is None else value for value in found]
+        fresh = np.fromiter(map(partial(is_, None), found), np.bool_, len(keys))
     joined = b"".join(values)
     if len(joined) != size * len(keys):
         # Some are of a time when there were fewer types.

@@ -68,17 +68,25 @@ class Sums:
 
 def add(one: Cells, other: Cells) -> Cells:
     """The sum of two columns of cells, or of rows of the same width, exact."""
-    total = np.empty(one.shape, one.dtype)
-    _add_sums(total["sum"], one["sum"], other["sum"])
-    total["last_us"] = np.maximum(one["last_us"], other["last_us"])
-    return total
+    mine, its = _words(one), _words(other)
+    total = mine + its  # it wraps, and the carry says so
+    total[:, _HIGHS] += total[:, _LOWS] < mine[:, _LOWS]
+    total[:, 0] = np.maximum(one["last_us"], other["last_us"]).view(np.uint64)
+    return total.view(one.dtype)[:, 0]
 
 
 def across(rows: Cells) -> Cells:
     """The sum over the columns of each row."""
-    total = np.zeros(len(rows), SUM)
-    for column in range(rows["sum"].shape[1]):
-        _add_sums(total, total.copy(), rows["sum"][:, column])
+    words = _words(rows)
+    low = words[:, 1].copy()
+    high = words[:, 2].copy()
+    for at in range(4, words.shape[1], 3):
+        low += words[:, at]
+        high += words[:, at + 1]
+        high += low < words[:, at]
+    total = np.empty(len(rows), SUM)
+    total["low"], total["high"] = low, high.view(np.int64)
+    total["events"] = words[:, 3::3].sum(axis=1).view(np.int64)
     return total
 
 
@@ -105,6 +113,7 @@ def read_row(value: bytes) -> tuple[list[tuple[int, int]], int]:
     return [(words[i + 1] * WORD + words[i], words[i + 2]) for i in range(0, len(words), 3)], last_us
 
 
+_LOWS, _HIGHS = slice(1, None, 3), slice(2, None, 3)  # of such a line
 _cell = Struct("<qQqq")
 
 
@@ -113,8 +122,6 @@ def _row(size: int) -> Struct:
     return Struct("<q" + "Qqq" * (size // SUM.itemsize))
 
 
-def _add_sums(total: Cells, one: Cells, other: Cells) -> None:
-    low = one["low"] + other["low"]  # wraps, and the carry says so
-    total["high"] = one["high"] + other["high"] + (low < one["low"])
-    total["low"] = low
-    total["events"] = one["events"] + other["events"]
+def _words(cells: Cells) -> Words:
+    """Cells or rows as lines of words: the latest event time, then low, high and events of each sum."""
+    return np.ascontiguousarray(cells).view(np.uint64).reshape(len(cells), cells.dtype.itemsize // 8)
