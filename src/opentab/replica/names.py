@@ -55,7 +55,7 @@ def _word(texts: Texts, column: int) -> UInt64s:
 
 
 def _told_apart(texts: Texts, column: int, rows: Int64s, same: Bools) -> tuple[Int64s, Bools]:
-    """Rows that are in order by all before a column, in order by all of it, and which are the same as the one before."""
+    """Rows in order by all before a column, in order by all of each name, and which are the same as the one before."""
     differs = np.zeros(len(same), np.bool_)
     for at in range(column, int(texts.size.max()), WORD):
         word = _word(texts, at)[rows]

@@ -47,7 +47,7 @@ KAFKA = {
     "startingOffsets": "earliest",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
-    "kafka.max.poll.records": "50000",
+    "kafka.max.poll.records": "5000",
     "kafka.fetch.max.wait.ms": "20",
 }
 SCHEMA = "time string, customer string, type string, amount string"
