@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ from opentab.records import Spot
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 SEGMENT_LINES_MAX = 65_536
 ARCHIVE_BUCKET = 1000
+LINE_BYTES = 1024  # a line is mostly shorter
 ASIDE_SECONDS_MAX = 3600
 PARTITION_DEFAULT = "default"
 PARTITION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
@@ -151,10 +152,17 @@ class DirectoryLog:
 
     def line(self, partition: str, number: int, byte: int) -> bytes:
         """The line that begins at a byte of a segment, without its end."""
+        return self.lines(partition, number, [byte])[0]
+
+    def lines(self, partition: str, number: int, bytes_at: Iterable[int]) -> list[bytes]:
+        """The lines that begin at these bytes of a segment. What lies between them is not read."""
         for _ in range(2):  # it may be archived between the look and the read
-            with suppress(FileNotFoundError), self.path_of(partition, number).open("rb") as file:
-                file.seek(byte)
-                return file.readline().removesuffix(b"\n")
+            with suppress(FileNotFoundError), self.path_of(partition, number).open("rb", buffering=LINE_BYTES) as file:
+                found = []
+                for byte in bytes_at:
+                    file.seek(byte)
+                    found.append(file.readline().removesuffix(b"\n"))
+                return found
         raise LogError(f"segment {number} of log partition {partition!r} is gone from {self.path}")
 
     def header(self, partition: str, number: int) -> SegmentHeader:

@@ -7,6 +7,7 @@ them back are committed with the batch, and their task's run is written anew wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
 from opentab.pipeline.tally import tally, total_micros
-from opentab.pipeline.task import Order, Report
+from opentab.pipeline.task import Order, Report, runs_of
 from opentab.records import ENTRY, SEEN
 from opentab.texts import Texts
 
@@ -110,18 +111,23 @@ def _set_right(
     batches = (order.batch, order.batch)
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
-    dropped = set()
-    for number, (file, table) in enumerate(zip(runs, tables, strict=True)):
-        gone = shared.row[losers[shared.run[losers] == number]]
-        if len(gone):
-            dropped.add(file.path)
-            kept = np.ones(table.num_rows, np.bool_)
-            kept[gone] = False
-            run = stage_run(
-                order.journal, iter([table.cast(SEEN).filter(pa.array(kept))]), run=order.run, batches=batches
-            )
-            files += [run] if run is not None else []
-    return Repeats(events, entries.num_rows, dropped, files)
+    gone = [shared.row[losers[shared.run[losers] == number]] for number in range(len(runs))]
+    changed = [number for number in range(len(runs)) if len(gone[number])]
+    with ThreadPoolExecutor() as pool:  # the files are written by Arrow, which leaves Python alone meanwhile
+        anew = pool.map(lambda number: _without(order, tables[number], gone[number]), changed)
+        files += [run for run in anew if run is not None]
+    return Repeats(events, entries.num_rows, {runs[number].path for number in changed}, files)
+
+
+def _without(order: Order, table: pa.Table, gone: Int64s) -> StagedFile | None:
+    """A run without some of its rows, written anew; None where none is left."""
+    kept = np.ones(table.num_rows, np.bool_)
+    kept[gone] = False
+    table = table.cast(SEEN).filter(pa.array(kept))
+    run = stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
+    if run is not None and order.journal.is_local:  # the next batch's tasks are likely to be on this machine
+        runs_of(order.journal).keep(run, table)
+    return run
 
 
 def _shared(tables: Sequence[pa.Table], words: Int64s, forgotten_us: int | None) -> _Shared:

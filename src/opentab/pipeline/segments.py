@@ -108,21 +108,21 @@ class SegmentPortion:
                 raise OutOfTurn(f"{name}: {ranges} do not follow {first - 1}")
 
     def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        bodies: dict[tuple[str, int], tuple[bytes, int]] = {}
-        for partition, number in {place[:2] for place in places}:
-            segment = self._log.read(partition, number)
-            bodies[partition, number] = (bytes(segment.body), segment.body_at)
-        return [_line_at(*bodies[partition, number], byte) for partition, number, byte in places]
+        wanted: dict[tuple[str, int], list[int]] = {}
+        for partition, number, byte in sorted(set(places)):
+            wanted.setdefault((partition, number), []).append(byte)
+        found = {
+            (*segment, byte): line
+            for segment, bytes_at in wanted.items()
+            for byte, line in zip(bytes_at, self._log.lines(*segment, bytes_at), strict=True)
+        }
+        return [found[place] for place in places]
 
     def _bill_far(self, spark: SparkSession, shares: list[list[str]], order: Order) -> list[Report]:
         """Send the segments themselves: the executors have other disks."""
         datas = [[self._log.path_of(*place_of(name)).read_bytes() for name in share] for share in shares]
         work = partial(bill_datas, order=order)
         return unpacked(spark.sparkContext.parallelize(datas, len(datas)).map(work).collect())
-
-
-def _line_at(body: bytes, body_at: int, byte: int) -> bytes:
-    return body[byte - body_at : body.index(b"\n", byte - body_at)]
 
 
 def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: int) -> list[Waiting]:
