@@ -20,9 +20,11 @@ ROW_GROUP_ROWS = 131_072
 # Of these a single row is asked for, and it costs what its row group does.
 ROW_GROUP_ROWS_OF = {"batch": 1_024, "rejection": 4_096}
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
-DELTA_COLUMNS = {"batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at"}
+DELTA_COLUMNS = {
+    "batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at", "byte",
+}  # fmt: skip
 DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "number", "arrived_us"}
-HASHES = {"key_high", "key_low", "payload"}  # nothing makes them smaller
+UNCOMPRESSED = {"key_high", "key_low", "payload", "byte"}  # nothing makes hashes smaller, and places hardly
 STATISTICS = ("batch", "day", "customer", "period", "position", "key_high", "arrived_us")
 
 
@@ -49,7 +51,7 @@ class StagedWriter:
         self._writer = pq.ParquetWriter(
             file,
             schema,
-            compression={name: "none" if name in HASHES else "lz4" for name in schema.names},
+            compression={name: "none" if name in UNCOMPRESSED else "lz4" for name in schema.names},
             use_dictionary=[name for name in schema.names if name in DICTIONARY_COLUMNS],
             column_encoding={
                 field.name: "DELTA_BINARY_PACKED"

@@ -345,14 +345,20 @@ def _joined(parts: Sequence[_Part], slow: list[Event], refusals: list[tuple[int,
 def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: Decoded) -> Identity:
     """The keys and payloads of the events, in the order of the columns."""
     keys = [_keys(part) for part in parts]
+    payloads = [_payloads(part) for part in parts]
     judged = [event.id or "" for _, event in slow]
     high, low = keys_of(judged)
     for at, (_, event) in enumerate(slow):
         if event.id and event.source is not None:
             high[at], low[at] = key_of(event.id, event.source)
     keys.append((high, low, np.array(list(map(bool, judged)), np.bool_)))
-    payload = payloads_of(decoded.at_us, decoded.amount_micros, decoded.customer, decoded.type)
     first = len(decoded.at_us) - len(slow)
+    payloads.append(
+        payloads_of(
+            decoded.at_us[first:], decoded.amount_micros[first:], decoded.customer[first:], decoded.type[first:]
+        )
+    )
+    payload = np.concatenate(payloads)
     reversals = {first + at: event for at, (_, event) in enumerate(slow) if event.reverses is not None}
     for at, event in reversals.items():
         payload[at] = with_key(int(payload[at]), key_of(event.reverses or "", event.source))
@@ -366,6 +372,12 @@ def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: De
         payload=payload,
         reversals=reversals,
     )
+
+
+def _payloads(part: _Part) -> Int64s:
+    """What the values of a part's sure rows come to, for their repeats."""
+    payloads = payloads_of(part.at_us, part.amount_micros, part.customer, part.type)
+    return payloads if part.sure.all() else payloads[part.sure]
 
 
 def _keys(part: _Part) -> tuple[Int64s, Int64s, Bools]:

@@ -87,7 +87,7 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
     4. reversals, and whatever shares a key with one, in their order
     """
     count = len(asking)
-    order = np.argsort(asking.key_high, kind="stable")
+    order = order_of(asking.key_high)
     order = order[asking.has_key[order]]
     high, low = asking.key_high[order], asking.key_low[order]
     last = last_known(high, low, known, forgotten_us=forgotten_us)
@@ -113,6 +113,21 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
         walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us)
         walk.through(order[slow], {int(order[at]): last.at(at) for at in np.flatnonzero(slow).tolist()})
     return Settled(state, first_batch, refused, order)
+
+
+def order_of(hashes: Int64s) -> Int64s:
+    """The places of hashes in their order; equal ones stay as they stand.
+
+    Their last bits make room for the place, so that numbers are sorted and not places: that takes two thirds of the
+    time. Two of a million that differ in those bits alone are rare enough to sort all of them again.
+    """
+    bits = len(hashes).bit_length()
+    places = (1 << bits) - 1
+    packed = (hashes & ~places) | np.arange(len(hashes))
+    packed.sort()
+    order: Int64s = packed & places
+    ordered = hashes[order]
+    return np.argsort(hashes, kind="stable") if (ordered[1:] < ordered[:-1]).any() else order
 
 
 def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_us: int | None) -> Last:
