@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
+# It warns of a group's name before every batch; we join no group.
+logger.kafka.name = org.apache.spark.sql.kafka010.KafkaSourceProvider
+logger.kafka.level = error
 appender.file.type = File
 appender.file.name = file
 appender.file.fileName = {file}
