@@ -28,6 +28,7 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
 from opentab.periods import to_us
+from opentab.pipeline.run import Pipeline
 from opentab.pipeline.source import OutOfTurn
 from opentab.records import BatchRecord
 from product import event
@@ -209,6 +210,22 @@ def test_segments_out_of_turn_are_asked_for_again_and_lost_ones_are_named(
     log_of(job).incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):
         job.bill(SegmentFrame(job, [name], 1))
+
+
+def test_who_takes_over_reads_on_behind_a_last_commit_of_which_the_segments_are_archived(
+    home: Home, append: Callable[..., int]
+) -> None:
+    for _ in range(3):
+        append(event())
+    pipeline = Pipeline(home)
+    pipeline._job = open_job(home, "new")
+    old = open_job(home, "old")
+    old.bill(SegmentFrame(old, [log_of(old).incoming_path("default", number).name for number in (1, 2)], 1))
+    assert log_of(old).pending() == {"default": [3]}
+    while pipeline._bill_next():
+        pass
+    assert pipeline._job.positions == {"default": 3}
+    assert [record.event_count for record in pipeline._job.journal.batches()] == [2, 1]
 
 
 def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home, append: Callable[..., int]) -> None:

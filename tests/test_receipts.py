@@ -558,9 +558,10 @@ def test_where_lines_stand_in_a_segment(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log")
     producer = Producer(log)
     producer.append(b"before")
-    lines = [b"one", "zwölf".encode(), b"3"]
+    lines = [b"one", "zwölf".encode(), b"x" * 511, b"y" * 512, b"z" * 513, b"long" * 5_000, b"3"]
     spots = producer.put(lines)
     assert [log.line(*spot) for spot in spots] == lines
+    assert log.lines("default", 2, [spot[2] for spot in spots]) == lines
     assert {spot.position for spot in spots} == {2}
 
 

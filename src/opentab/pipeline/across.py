@@ -110,11 +110,11 @@ def _set_right(
         return None
     batches = (order.batch, order.batch)
     entries = _taken_back(events, order.batch)
-    files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
     gone = [shared.row[losers[shared.run[losers] == number]] for number in range(len(runs))]
     changed = [number for number in range(len(runs)) if len(gone[number])]
     with ThreadPoolExecutor() as pool:  # the files are written by Arrow, which leaves Python alone meanwhile
         anew = pool.map(lambda number: _without(order, tables[number], gone[number]), changed)
+        files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
         files += [run for run in anew if run is not None]
     return Repeats(events, entries.num_rows, {runs[number].path for number in changed}, files)
 
@@ -134,11 +134,12 @@ def _shared(tables: Sequence[pa.Table], words: Int64s, forgotten_us: int | None)
     """The rows that begin with one of the words, without what was rejected or is forgotten."""
     found = []
     for number, table in enumerate(tables):
-        wanted = pc.and_(pc.is_in(table["key_high"], value_set=pa.array(words)), pc.not_equal(table["payload"], 0))
-        if forgotten_us is not None:  # it is not known, not even to its repeats
-            wanted = pc.and_(wanted, pc.greater_equal(table["arrived_us"], forgotten_us))
-        row = np.flatnonzero(wanted.to_numpy())
+        row = _places_of(words, table["key_high"].to_numpy())
         mine = table.take(pa.array(row))
+        wanted = mine["payload"].to_numpy() != 0
+        if forgotten_us is not None:  # it is not known, not even to its repeats
+            wanted &= mine["arrived_us"].to_numpy() >= forgotten_us
+        row, mine = row[wanted], mine.filter(pa.array(wanted))
         found.append(mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row)))
     rows = pa.concat_tables(found)
     names = rows["partition"].combine_chunks().dictionary_encode()
@@ -157,6 +158,13 @@ def _shared(tables: Sequence[pa.Table], words: Int64s, forgotten_us: int | None)
         run=rows["run"].to_numpy(),
         row=rows["row"].to_numpy(),
     )
+
+
+def _places_of(words: Int64s, sorted_words: Int64s) -> Int64s:
+    """Where words stand among sorted ones, each as often as it does."""
+    first = np.searchsorted(sorted_words, words)
+    count = np.searchsorted(sorted_words, words, side="right") - first
+    return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
 
 
 def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:

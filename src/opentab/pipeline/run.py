@@ -226,9 +226,11 @@ class Pipeline:
         except Fenced:
             if not self._claim.is_ours():
                 raise
-            # The one we took over from committed once more before it noticed: read on behind that.
+            # The one that we took over from committed once more before it noticed: read on behind that.
             self._job.reload()
         except OutOfTurn as error:
+            # It may also have archived what it committed then, before we looked into the log.
+            self._job.reload()
             self._out_of_turn += 1
             if self._out_of_turn > OUT_OF_TURN_MAX:
                 raise LogError(
