@@ -30,6 +30,7 @@ from opentab.log import open_producer, open_topic
 from opentab.log.topic_producer import key_of
 from opentab.pipeline.delivery import publish_rejections
 from opentab.pipeline.job import Job
+from opentab.pipeline.messages import SMALL_BYTES, Sizes
 from opentab.pipeline.source import open_source
 from opentab.records import BatchRecord
 from opentab.server.intake import Intake
@@ -474,3 +475,16 @@ def test_options_pass_through(tmp_path: Path) -> None:
         'username="ann" password="say \\"please\\"\\\\";'
     )
     assert "please" not in repr(kafka)
+
+
+def test_messages_are_taken_for_large_until_a_batch_has_told() -> None:
+    sizes = Sizes()
+    assert not sizes.are_small
+    sizes.learn(100 * SMALL_BYTES, 100)
+    assert sizes.are_small
+    sizes.forget()  # as the tasks begin: should they fail, the next try is careful
+    assert not sizes.are_small
+    sizes.learn(100 * SMALL_BYTES + 1, 100)
+    assert not sizes.are_small
+    sizes.learn(0, 0)
+    assert not sizes.are_small
