@@ -115,9 +115,8 @@ def decode(lines: Texts, *, arrived_us: Int64s, rules: Rules, calendar: Calendar
         parsed = _parse(lines, others)
         parts.append(_parsed_part(lines, parsed, arrived_us[parsed.at], rules, calendar))
         doubtful = parsed.doubtful
-    for part in parts:
-        if not part.sure.all():
-            doubtful += part.at[~part.sure].tolist()
+    doubtful += [line for part in parts for line in part.at[~part.sure].tolist()]
+    parts = [_certain(part) for part in parts]
     events, refusals = _judge_each(lines, sorted(doubtful), arrived_us, rules, calendar)
     decoded = _joined(parts, [event for _, event in events], refusals)
     if not rules.dedupe_us:
@@ -316,26 +315,35 @@ def _instants(times: Sequence[str | int]) -> tuple[Int64s, Bools]:
     return at_us, sure
 
 
+def _certain(part: _Part) -> _Part:
+    """A part without the rows that are not sure."""
+    sure = part.sure
+    if sure.all():
+        return part
+    mask, row_of = pa.array(sure), np.cumsum(sure) - 1
+    return _Part(
+        part.at[sure],
+        sure[sure],
+        part.at_us[sure],
+        part.day[sure],
+        part.amount_micros[sure],
+        part.customer.filter(mask),
+        part.type.filter(mask),
+        None if part.ids is None else part.ids.take(sure),
+        {int(row_of[row]): source for row, source in part.sources.items() if sure[row]},
+    )
+
+
 def _joined(parts: Sequence[_Part], slow: list[Event], refusals: list[tuple[int, Refusal]]) -> Decoded:
     """The events of all parts, then those that were judged."""
-    masks = [None if part.sure.all() else part.sure for part in parts]
 
     def numbers(name: Literal["at_us", "day", "amount_micros"]) -> Int64s:
-        columns = [getattr(part, name) for part in parts]
-        columns = [column if mask is None else column[mask] for column, mask in zip(columns, masks, strict=True)]
-        if slow:
-            columns.append(np.array([getattr(event, name) for event in slow], np.int64))
-        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+        judged = np.array([getattr(event, name) for event in slow], np.int64)
+        return np.concatenate([*(getattr(part, name) for part in parts), judged])
 
     def texts(name: Literal["customer", "type"]) -> pa.Array:
-        columns = [getattr(part, name) for part in parts]
-        columns = [
-            column if mask is None else column.filter(pa.array(mask))
-            for column, mask in zip(columns, masks, strict=True)
-        ]
-        if slow:
-            columns.append(_strings([getattr(event, name) for event in slow]))
-        return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
+        judged = _strings([getattr(event, name) for event in slow])
+        return pa.concat_arrays([*(getattr(part, name) for part in parts), judged])
 
     return Decoded(
         numbers("at_us"), numbers("day"), texts("customer"), texts("type"), numbers("amount_micros"), refusals
@@ -345,7 +353,7 @@ def _joined(parts: Sequence[_Part], slow: list[Event], refusals: list[tuple[int,
 def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: Decoded) -> Identity:
     """The keys and payloads of the events, in the order of the columns."""
     keys = [_keys(part) for part in parts]
-    payloads = [_payloads(part) for part in parts]
+    payloads = [payloads_of(part.at_us, part.amount_micros, part.customer, part.type) for part in parts]
     judged = [event.id or "" for _, event in slow]
     high, low = keys_of(judged)
     for at, (_, event) in enumerate(slow):
@@ -362,7 +370,7 @@ def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: De
     reversals = {first + at: event for at, (_, event) in enumerate(slow) if event.reverses is not None}
     for at, event in reversals.items():
         payload[at] = with_key(int(payload[at]), key_of(event.reverses or "", event.source))
-    lines = [part.at[part.sure] for part in parts]
+    lines = [part.at for part in parts]
     lines.append(np.array([line for line, _ in slow], np.int64))
     return Identity(
         line=np.concatenate(lines),
@@ -374,26 +382,16 @@ def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: De
     )
 
 
-def _payloads(part: _Part) -> Int64s:
-    """What the values of a part's sure rows come to, for their repeats."""
-    payloads = payloads_of(part.at_us, part.amount_micros, part.customer, part.type)
-    return payloads if part.sure.all() else payloads[part.sure]
-
-
 def _keys(part: _Part) -> tuple[Int64s, Int64s, Bools]:
-    """Both words of the keys of a part's sure rows, and which of them have one."""
-    count = int(part.sure.sum())
+    """Both words of the keys of a part's rows, and which of them have one."""
     if part.ids is None:
+        count = len(part.at)
         return np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.bool_)
-    ids = part.ids if count == len(part.sure) else part.ids.take(part.sure)
-    high, low = keys_of(ids)
-    if part.sources:
-        row_of = np.cumsum(part.sure) - 1
-        for at, source in part.sources.items():
-            row = int(row_of[at])
-            if part.sure[at] and source is not None and ids.size[row]:
-                high[row], low[row] = key_of(ids[row].decode(), source)
-    return high, low, ids.size > 0
+    high, low = keys_of(part.ids)
+    for row, source in part.sources.items():
+        if source is not None and part.ids.size[row]:
+            high[row], low[row] = key_of(part.ids[row].decode(), source)
+    return high, low, part.ids.size > 0
 
 
 def _are(kind: type, values: Sequence[object]) -> Bools:

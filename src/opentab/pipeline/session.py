@@ -14,6 +14,7 @@ from opentab.config import Home
 from opentab.errors import MachineError
 from opentab.java import find_java
 from opentab.pipeline.class_archive import jvm_option
+from opentab.pipeline.form import BLOCK_LINES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +40,8 @@ KAFKA_SETTINGS = {
     "spark.driver.memory": "2g",
     # The older of Spark's two readers of topics makes each message a Java row and takes it apart again.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
-    # As many as are decoded at once.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    # A block of lines is read at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCK_LINES),
 }
 
 SETTINGS = {

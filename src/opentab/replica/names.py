@@ -40,11 +40,12 @@ def in_order(customers: pa.Array) -> Names:
 
 def _prefix(texts: Texts) -> int:
     """How many bytes all of the names begin with."""
-    for column in range(min(int(texts.size.min(initial=PREFIX_MAX)), PREFIX_MAX)):
+    shortest = int(texts.size.min(initial=PREFIX_MAX))
+    for column in range(shortest):
         bytes_ = texts.byte(column)
         if (bytes_ != bytes_[0]).any():
             return column
-    return min(int(texts.size.min(initial=PREFIX_MAX)), PREFIX_MAX)
+    return shortest
 
 
 def _word(texts: Texts, column: int) -> UInt64s:
@@ -56,24 +57,27 @@ def _word(texts: Texts, column: int) -> UInt64s:
 
 def _told_apart(texts: Texts, column: int, rows: Int64s, same: Bools) -> tuple[Int64s, Bools]:
     """Rows in order by all before a column, in order by all of each name, and which are the same as the one before."""
-    differs = np.zeros(len(same), np.bool_)
-    for at in range(column, int(texts.size.max()), WORD):
-        word = _word(texts, at)[rows]
-        differs |= word[1:] != word[:-1]
-    differs &= same
-    if differs.any():
+    alike = _alike(texts, column, rows)
+    if (same & ~alike).any():
         # Few begin alike and go on differently: those groups are sorted one by one.
         rows = rows.copy()
-        group = np.cumsum(np.append(True, ~same)) - 1
-        first = np.flatnonzero(np.append(True, ~same))
-        for number in np.unique(group[1:][differs]).tolist():
-            begin = int(first[number])
-            end = int(first[number + 1]) if number + 1 < len(first) else len(rows)
-            rows[begin:end] = sorted(rows[begin:end].tolist(), key=texts.__getitem__)
-        for at in range(column, int(texts.size.max()), WORD):
-            word = _word(texts, at)[rows]
-            same = same & (word[1:] == word[:-1])
-    return rows, same
+        begins = np.append(True, ~same)
+        first = np.append(np.flatnonzero(begins), len(rows))
+        group = np.cumsum(begins) - 1
+        for number in np.unique(group[1:][same & ~alike]).tolist():
+            here = slice(int(first[number]), int(first[number + 1]))
+            rows[here] = sorted(rows[here].tolist(), key=texts.__getitem__)
+        alike = _alike(texts, column, rows)
+    return rows, same & alike
+
+
+def _alike(texts: Texts, column: int, rows: Int64s) -> Bools:
+    """Which of the rows are the same from a column on as the one before."""
+    alike = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for at in range(column, int(texts.size.max()), WORD):
+        word = _word(texts, at)[rows]
+        alike &= word[1:] == word[:-1]
+    return alike
 
 
 _MASKS = np.array([256**size - 1 for size in range(WORD)] + [2**64 - 1], np.uint64)
