@@ -28,14 +28,16 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.upkeep import keep_up
-from opentab.replica import batches
+from opentab.replica import batches, blocks
+from opentab.replica import row as row_module
 from opentab.replica import tops as tops_module
 from opentab.replica.facts import facts_of
 from opentab.replica.follower import Follower, is_whole
 from opentab.replica.names import in_order
-from opentab.replica.store import SEPARATOR, Snapshot
+from opentab.replica.row import Rows, read_row, summed
+from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot, Store
 from opentab.replica.tops import Tops, found_anew, too_few, touched
-from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, read_row, sum_micros
+from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, sum_micros
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
@@ -67,9 +69,11 @@ def held(follower: Follower) -> dict[tuple[str, str, str, str], int]:
         types = meta.types if meta else []
         customers: Counter[str] = Counter()
         adjusted: dict[str, int] = {}
-        for key, value in snapshot.scan("customers", b""):
-            cells, _ = read_row(value)
-            name = key.decode()
+        periods = sorted({key[:PERIOD_BYTES] for key, _ in snapshot.scan("customers", b"")})
+        for period, customer, row in ((p, *found) for p in periods for found in blocks.scan(snapshot, p)):
+            assert blocks.find(snapshot, period, customer) == row
+            cells, _ = row
+            name = (period + customer).decode()
             customers[name[:7]] += 1
             if cells[0][1]:
                 adjusted[name] = cells[0][0]
@@ -421,7 +425,7 @@ def test_many_sums_at_once_are_those_of_each(uses: list[tuple[int, int, int]]) -
     rows = sums.rows(3)
     assert [micros_of(one) for one in across(rows)] == [sum(wanted[:3]), sum(wanted[3:])]
     for n in range(2):
-        columns, last = read_row(rows[n].tobytes())
+        columns, last = read_row(rows[n].tobytes(), 0, 3, is_wide=True)
         assert columns == [(wanted[3 * n + c], sum(1 for place, _, _ in uses if place == 3 * n + c)) for c in range(3)]
         times = [at_us for place, _, at_us in uses if place // 3 == n]
         assert not times or last == max(times)
@@ -444,3 +448,71 @@ def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix:
     at = zip(found.rows.tolist(), found.name_at.tolist(), strict=True)
     assert [found.names[place].as_py() for _, place in at] == [customers[row].encode() for row in found.rows.tolist()]
     assert found.name_at.tolist() == sorted(found.name_at.tolist())
+
+
+def rows_of(uses: list[tuple[int, int]], columns: int) -> Rows:
+    """A row for each customer: one entry in one column."""
+    amounts = cells([micros for _, micros in uses])["sum"]
+    column = np.array([place % columns for place, _ in uses], np.int64)
+    ones, times = np.ones(len(uses), np.int64), np.arange(len(uses))
+    return summed(columns, np.arange(len(uses)), column, amounts["low"].copy(), amounts["high"], ones, times)
+
+
+sizes = st.one_of(st.integers(-9, 9), st.sampled_from([2**62 - 1, -(2**62), 2**63 - 1]), wide)
+steps = st.lists(
+    st.tuples(st.integers(3, 5), st.dictionaries(names, st.tuples(st.integers(0, 4), sizes), min_size=1)), max_size=8
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps)
+def test_blocks_are_cut_and_grow_and_hold_every_customer(steps: list[tuple[int, dict[str, tuple[int, int]]]]) -> None:
+    """Whatever is added in whatever order, also wide amounts and new types: each customer's row is the sum of its own."""
+    wanted: dict[bytes, list[list[int]]] = {}
+    columns = 0
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", 2)
+        patch.setattr(blocks, "BLOCK_MAX", 4)
+        store = Store(Path(name), writable=True)
+        with store.write() as change:
+            for at_least, customers in steps:
+                columns = max(columns, at_least)
+                uses = {customer.encode(): use for customer, use in customers.items()}
+                known = len(wanted)
+                for customer, (place, micros) in uses.items():
+                    row = wanted.setdefault(customer, [])
+                    row += [[0, 0] for _ in range(columns - len(row))]
+                    row[place % columns][0] += micros
+                    row[place % columns][1] += 1
+                ordered = sorted(uses)
+                now, new = blocks.add(change, b"2026-01", ordered, rows_of([uses[c] for c in ordered], columns))
+                assert new == len(wanted) - known
+                totals = [sum(micros for micros, _ in wanted[customer]) for customer in ordered]
+                assert [micros_of(total) for total in now.totals()] == totals
+        with store.read() as snapshot:
+            found = {customer: row for customer, (row, _) in blocks.scan(snapshot, b"2026-01")}
+            assert list(found) == sorted(wanted)
+            for customer, row in wanted.items():
+                assert [tuple(cell) for cell in row] == found[customer][: len(row)]
+                assert not any(events for _, events in found[customer][len(row) :])
+                assert blocks.find(snapshot, b"2026-01", customer)[0] == found[customer]
+                assert blocks.find(snapshot, b"2026-01", customer + b"!") is None
+            assert {len(value) for _, value in snapshot.scan("customers", b"2026-02")} == set()
+            micros = sum(blocks.sum_of(value)[0] for _, value in snapshot.scan("customers", b"2026-01"))
+            assert micros == sum(micros for row in wanted.values() for micros, _ in row)
+            for after in [*sorted(wanted)[:3], b"c", b"zz"]:
+                behind = [customer for customer, _ in blocks.scan(snapshot, b"2026-01", b"c", after=after)]
+                assert behind == sorted(c for c in wanted if c.startswith(b"c") and c > after)
+        store.close()
+
+
+def test_counts_that_leave_thirty_bits_are_wide() -> None:
+    one = summed(3, np.zeros(1, np.int64), *(np.array([n]) for n in (1,)), *(
+        np.array([n], kind) for n, kind in ((5, np.uint64), (0, np.int64), (2**30 - 1, np.int64), (7, np.int64))
+    ))  # fmt: skip
+    assert not one.is_wide
+    two = row_module.added(one, one)
+    assert two.is_wide
+    assert two.packed().is_wide
+    assert two.totals()["events"].tolist() == [2**31 - 2]
+    assert read_row(two.words[0].tobytes(), 0, 3, is_wide=True) == ([(0, 0), (10, 2**31 - 2), (0, 0)], 7)

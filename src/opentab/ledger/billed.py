@@ -111,9 +111,9 @@ def billed_months(own_months: Int64s, batches: Int64s, records: Sequence[BatchRe
     facts = batch_facts(records, calendar)
     first = facts["batch"][0].as_py()
     final_before_us = facts["final_before_us"].to_numpy()[batches - first]
-    known = np.unique(own_months)
+    known, at = different(own_months)
     ends_us = np.array([calendar.end_us(period_of_month(int(month))) for month in known], np.int64)
-    is_final = ends_us[np.searchsorted(known, own_months)] <= final_before_us
+    is_final = ends_us[at] <= final_before_us
     if not is_final.any():
         return own_months
     watermark_months = np.array([month_number(name) for name in facts["watermark_period"].to_pylist()], np.int64)
@@ -122,7 +122,21 @@ def billed_months(own_months: Int64s, batches: Int64s, records: Sequence[BatchRe
 
 def months_of_days(days: Int64s) -> Int64s:
     """The months of days counted from 1970-01-01, as OWN_MONTH numbers them."""
-    return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
+    if len(days) == 0:
+        return days
+    few, at = different(days)
+    months: Int64s = few.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
+    return months[at]
+
+
+def different(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """The different ones of many days or months in order, and for each its place among them."""
+    low, past = int(numbers.min()), int(numbers.max()) + 1
+    there = np.zeros(past - low, np.bool_)
+    at = numbers - low
+    there[at] = True
+    present = np.flatnonzero(there)
+    return present + low, at if len(present) == len(there) else (np.cumsum(there) - 1)[at]
 
 
 def _or_never(us: int | None) -> int:

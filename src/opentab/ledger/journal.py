@@ -48,7 +48,7 @@ SLEEP_SECONDS = 3.0
 
 SMALL_BYTES = 4 * 1024 * 1024
 LARGE_BYTES = 64 * 1024 * 1024
-MIDDLE_FILES_MAX = 16
+MIDDLE_FILES_MAX = 32
 
 
 def table_schema() -> pa.Schema:

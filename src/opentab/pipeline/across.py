@@ -20,7 +20,7 @@ from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
-from opentab.pipeline.tally import tally, total_micros
+from opentab.pipeline.tally import exact_sum, tally
 from opentab.pipeline.task import Order, Report, runs_of
 from opentab.records import ENTRY, SEEN
 from opentab.texts import Texts
@@ -43,7 +43,7 @@ class Repeats:
 
     @property
     def amount_micros(self) -> int:
-        return 0 if self.events is None else total_micros(self.events)
+        return 0 if self.events is None else exact_sum(self.events.amount_micros)
 
     def late(self, first_day: int | None) -> int:
         """How many of them are of a day before this one."""

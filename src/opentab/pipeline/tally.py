@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from opentab.periods import Int64s
 from opentab.pipeline.decode import Decoded
 from opentab.records import ENTRY
 
@@ -45,12 +46,11 @@ def _summed(events: pa.Table) -> pa.Table:
     )
 
 
-def total_micros(decoded: Decoded) -> int:
-    """The exact sum of the amounts, however large."""
-    amounts = decoded.amount_micros
+def exact_sum(amount_micros: Int64s) -> int:
+    """The sum of amounts, however large."""
     # Halves of the words add up without overflow for any number of rows that fits in memory.
-    high = int((amounts >> 32).sum())
-    low = int((amounts & 0xFFFFFFFF).sum())
+    high = int((amount_micros >> 32).sum())
+    low = int((amount_micros & 0xFFFFFFFF).sum())
     return (high << 32) + low
 
 

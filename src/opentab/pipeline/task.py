@@ -24,8 +24,9 @@ from opentab.pipeline.asked import Asked, asking_of, seen_rows, verdicts_of
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.exact import Refusal
+from opentab.pipeline.form import BLOCK_LINES
 from opentab.pipeline.once import Known, settle
-from opentab.pipeline.tally import tally, total_micros
+from opentab.pipeline.tally import exact_sum, tally
 from opentab.place import Place
 from opentab.records import REJECTION
 from opentab.texts import Texts
@@ -34,7 +35,7 @@ REPORT_COLUMN = "report"
 REPORT_SCHEMA = f"{REPORT_COLUMN} binary"
 STEPS = ("reading", "decoding", "deduping", "tallying", "staging")
 REJECTION_BYTES_MAX = 32 * 1024 * 1024
-DECODE_LINES = 65_536  # lines of one partition that are decoded at once
+DECODE_LINES = BLOCK_LINES  # lines of one partition that are waited for before they are decoded
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -198,7 +199,7 @@ class _Work:
             file = self._stage("entry", entries)
             columns = read_back(self.journal, file, ["event_count", "amount_micros"])
             read_count = pc.sum(columns["event_count"]).as_py()
-            read_sum = _exact_sum(columns["amount_micros"])
+            read_sum = exact_sum(columns["amount_micros"].to_numpy())
         if self.rejection_rows:
             self._stage_rejections()
         self.seconds["staging"] += time.perf_counter() - started
@@ -206,7 +207,7 @@ class _Work:
             files=self.files,
             taken=self.taken,
             event_count=sum(len(part.at_us) for part in counted),
-            sum_micros=str(sum(map(total_micros, counted))),
+            sum_micros=str(sum(exact_sum(part.amount_micros) for part in counted)),
             entry_rows=entries.num_rows,
             entry_event_count=read_count,
             entry_sum_micros=str(read_sum),
@@ -278,9 +279,3 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((first, last))
     return found
-
-
-def _exact_sum(column: pa.ChunkedArray) -> int:
-    """The sum of 64-bit amounts, however large."""
-    total = pc.sum(column.cast(pa.decimal128(38, 0))).as_py()
-    return int(total)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from opentab.errors import ReplicaMismatch
+from opentab.ledger.billed import different, months_of_days
 from opentab.ledger.rows import Ints, Rows
 from opentab.periods import Period, day_of_number, period_of_month
 from opentab.records import BatchRecord
+from opentab.replica import blocks, row
 from opentab.replica.names import in_order
-from opentab.replica.store import PERIOD_BYTES, SEPARATOR, SUMMED, Change
+from opentab.replica.store import SEPARATOR, SUMMED, Change
 from opentab.replica.tops import Tops, found_anew, too_few, touched
-from opentab.replica.wide import Cells, Sums, Words, across, micros_of, read_row, sum_micros
+from opentab.replica.wide import Cells, Sums, Words, micros_of, sum_micros
 
 CUSTOMERS_AT_A_TIME = 50_000
 ADJUSTED = 0  # the column of a customer's row that holds all adjustments
@@ -40,12 +42,17 @@ class Fold:
             return
         self.rows += len(rows)
         type_at = self._types_of(rows.type)
-        self._add_small("types", rows, _pairs(rows.own_month, period_of_month), type_at)
-        self._add_small("days", rows, _pairs(rows.day, lambda day: str(day_of_number(day))), type_at)
-        months, month_at = _pairs(rows.month, period_of_month)
-        self._add_small("periods", rows, (months, month_at), None)
-        self._count_adjusted(rows)
-        self._add_customers(rows, months, month_at, type_at)
+        month, month_at = different(rows.month)
+        self._add_sums(_summed(rows, (month, month_at), type_at, len(self.types)))
+        self._add_customers(rows, list(map(period_of_month, month.tolist())), month_at, type_at)
+
+    def _add_sums(self, few: _Few) -> None:
+        """Add to the tables that are not by customer."""
+        own_months, days, months = (different(numbers) for numbers in (few.own_month, few.day, few.month))
+        self._add_small("types", few, _named(own_months, period_of_month), few.type_at)
+        self._add_small("days", few, _named(days, lambda day: str(day_of_number(day))), few.type_at)
+        self._add_small("periods", few, _named(months, period_of_month), None)
+        self._count_adjusted(few)
 
     def _add_customers(self, rows: Rows, months: Sequence[Period], month_at: Ints, type_at: Ints) -> None:
         ordered = in_order(rows.customer)
@@ -70,28 +77,27 @@ class Fold:
             begins = first_of[start : start + CUSTOMERS_AT_A_TIME + 1]
             count = min(len(begins), CUSTOMERS_AT_A_TIME)
             piece = slice(begins[0], begins[count] if count < len(begins) else len(own))
-            row_at = np.repeat(np.arange(count), np.diff(begins, append=piece.stop)[:count])
             taken = own[piece]
-            sums = Sums(count * columns)
-            sums.add(
-                row_at * columns + column[piece],
+            added = row.summed(
+                columns,
+                begins[:count] - piece.start,
+                column[piece],
                 rows.low[taken],
                 rows.high[taken],
                 rows.events[taken],
                 rows.last_us[taken],
             )
-            here = names.take(pa.array(customer_at[begins[:count]]))
-            keys = pc.binary_join_element_wise(period.encode(), here, b"").to_pylist()
-            now, new = self._change.add("customers", keys, sums.rows(columns))
+            here = names.take(pa.array(customer_at[begins[:count]])).to_pylist()
+            now, new = blocks.add(self._change, period.encode(), here, added)
             self.new_customers[period] += new
-            _keep_tops(self._change, period, keys, across(now))
+            _keep_tops(self._change, period, here, now.totals())
         self._count("customers", rows.low[own], rows.high[own], rows.events[own])
 
     def _add_adjustments(
         self, rows: Rows, adjusted: Ints, names: pa.Array, months: Sequence[Period], *at: Ints
     ) -> None:
         month_at, customer_at, type_at = (numbers[adjusted] for numbers in at)
-        own, own_at = _pairs(rows.own_month[adjusted], period_of_month)
+        own, own_at = _named(different(rows.own_month[adjusted]), period_of_month)
         shape = (len(months), len(names), len(own), len(self.types))
         here, cell_at = np.unique(
             np.ravel_multi_index((month_at, customer_at, own_at, type_at), shape), return_inverse=True
@@ -105,26 +111,26 @@ class Fold:
         self._add_sorted("adjustments", keys, sums.cells())
         self._count("adjustments", rows.low[adjusted], rows.high[adjusted], rows.events[adjusted])
 
-    def _count_adjusted(self, rows: Rows) -> None:
+    def _count_adjusted(self, few: _Few) -> None:
         """What each period was billed of earlier ones: it is told also when its customers are left to the ledger."""
-        adjusted = rows.month != rows.own_month
-        for month in np.unique(rows.month[adjusted]).tolist():
-            here = adjusted & (rows.month == month)
+        adjusted = few.month != few.own_month
+        for month in np.unique(few.month[adjusted]).tolist():
+            here = adjusted & (few.month == month)
             micros, events = self.adjusted.get(period_of_month(month), (0, 0))
-            more = sum_micros(rows.low[here], rows.high[here])
-            self.adjusted[period_of_month(month)] = (micros + more, events + int(rows.events[here].sum()))
+            more = sum_micros(few.low[here], few.high[here])
+            self.adjusted[period_of_month(month)] = (micros + more, events + int(few.events[here].sum()))
 
-    def _add_small(self, table: str, rows: Rows, names: tuple[Sequence[str], Ints], type_at: Ints | None) -> None:
+    def _add_small(self, table: str, few: _Few, names: tuple[Sequence[str], Ints], type_at: Ints | None) -> None:
         """Add to a table with few keys: by a name, or by a name and a type."""
         texts, at = names
         if type_at is not None:
             at = at * len(self.types) + type_at
             texts = [text + type_ for text in texts for type_ in self.types]
         sums = Sums(len(texts))
-        sums.add(at, rows.low, rows.high, rows.events, rows.last_us)
+        sums.add(at, few.low, few.high, few.events, few.last_us)
         present = np.flatnonzero(np.bincount(at, minlength=len(texts)))
         self._add_sorted(table, [texts[i].encode() for i in present.tolist()], sums.cells()[present])
-        self._count(table, rows.low, rows.high, rows.events)
+        self._count(table, few.low, few.high, few.events)
 
     def _add_sorted(self, table: str, keys: list[bytes], added: Cells) -> None:
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -141,6 +147,43 @@ class Fold:
         columns = np.array([self.types.index(name) for name in names], np.int64)
         found: Ints = columns[encoded.indices.to_numpy()]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """Rows summed by month, day and type, over all customers: many rows become few."""
+
+    month: Ints
+    own_month: Ints
+    day: Ints
+    type_at: Ints
+    low: Words
+    high: Ints
+    events: Ints
+    last_us: Ints
+
+
+def _summed(rows: Rows, months: tuple[Ints, Ints], type_at: Ints, types: int) -> _Few:
+    (month, month_at), (day, day_at) = months, different(rows.day)
+    shape = (len(month), len(day), types)
+    at = (month_at * len(day) + day_at) * types + type_at
+    sums = Sums(len(month) * len(day) * types)
+    sums.add(at, rows.low, rows.high, rows.events, rows.last_us)
+    present = np.flatnonzero(np.bincount(at, minlength=len(month) * len(day) * types))
+    cells = sums.cells()[present]
+    month_at, day_at, type_at = np.unravel_index(present, shape)
+    own_month = months_of_days(day)[day_at]
+    sums_of = cells["sum"]
+    return _Few(
+        month=month[month_at],
+        own_month=own_month,
+        day=day[day_at],
+        type_at=type_at,
+        low=sums_of["low"],
+        high=sums_of["high"],
+        events=sums_of["events"],
+        last_us=cells["last_us"],
+    )
 
 
 class Tally:
@@ -175,34 +218,18 @@ def _compare(what: str, found: tuple[int, int], records: Sequence[BatchRecord]) 
         )
 
 
-def _pairs(numbers: Ints, name: Callable[[int], str]) -> tuple[list[str], Ints]:
-    """The different numbers by name, and for each number the place of its name."""
-    low = int(numbers.min())
-    present, at = _numbered(numbers - low, int(numbers.max()) - low + 1)
-    return [name(int(number) + low) for number in present], at
+def _named(numbers: tuple[Ints, Ints], name: Callable[[int], str]) -> tuple[list[str], Ints]:
+    """Different numbers by name, and for each number the place of its name."""
+    different, at = numbers
+    return list(map(name, different.tolist())), at
 
 
-def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
-    """Which numbers there are, in order, and for each its place among them."""
-    there = np.zeros(below, np.bool_)
-    there[numbers] = True
-    present = np.flatnonzero(there)
-    if len(present) == below:
-        return present, numbers
-    return present, (np.cumsum(there) - 1)[numbers]
-
-
-def _keep_tops(change: Change, period: Period, keys: Sequence[bytes], totals: Cells) -> None:
+def _keep_tops(change: Change, period: Period, names: Sequence[bytes], totals: Cells) -> None:
     """Take new totals into the tops of their period."""
     at = period.encode()
     known = change.get("tops", at)
     tops = msgspec.json.decode(known, type=Tops) if known else Tops(members={})
-    touched(tops, keys, totals, prefix=PERIOD_BYTES)
+    touched(tops, names, totals)
     if too_few(tops):
-        tops = found_anew(_everyone(change, at))
+        tops = found_anew((name.decode(), micros) for name, micros in blocks.totals(change, at))
     change.put("tops", [(at, msgspec.json.encode(tops))])
-
-
-def _everyone(change: Change, period: bytes) -> Iterator[tuple[str, int]]:
-    for key, value in change.scan("customers", period):
-        yield key[PERIOD_BYTES:].decode(), sum(micros for micros, _ in read_row(value)[0])

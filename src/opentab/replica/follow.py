@@ -12,6 +12,7 @@ from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.table import news_of
 from opentab.ledger.trouble import reading
+from opentab.memory import keep_memory, keep_modules
 from opentab.replica.follower import Follower
 from opentab.replica.presence import tell
 from opentab.replica.trouble import clear_trouble, write_trouble
@@ -59,6 +60,8 @@ def follow(home: Home, *, parent: int) -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
+    keep_modules()
     try:
         follow(config.load(Path(sys.argv[1])), parent=int(sys.argv[2]))
     except OpentabError as trouble:

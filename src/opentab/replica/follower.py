@@ -26,12 +26,12 @@ from opentab.ledger.rows import balance_rows, journal_rows
 from opentab.ledger.statement import read_statement, statement_texts
 from opentab.periods import Period, month_number, period_of_month
 from opentab.records import BatchRecord
-from opentab.replica import store
+from opentab.replica import blocks, store
 from opentab.replica.batches import keep_batches
 from opentab.replica.facts import Facts, facts_of, issued
 from opentab.replica.fold import Fold, Tally, check_all
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
-from opentab.replica.wide import read_cell, read_row
+from opentab.replica.wide import read_cell
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
 PIECE_ROWS = 2_000_000  # of them at a time in memory
@@ -252,9 +252,8 @@ def _take_out(change: Change, cold_upto: Period, fold: Fold) -> None:
         micros, events = fold.sums.get(table, (0, 0))
         for value in change.take_out(table, cold_upto.encode()):
             if table == "customers":
-                columns, _ = read_row(value)
-                micros -= sum(amount for amount, _ in columns)
-                events -= sum(count for _, count in columns)
+                amount, count = blocks.sum_of(value)
+                micros, events = micros - amount, events - count
             elif table == "adjustments":
                 amount, count, _ = read_cell(value)
                 micros, events = micros - amount, events - count

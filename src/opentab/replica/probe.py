@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from opentab.errors import ReplicaDamaged
+from opentab.replica import blocks
 from opentab.replica.store import FORMAT, SUMMED, Store
-from opentab.replica.wide import read_row
+from opentab.replica.wide import read_cell
 
 
 def examine(path: Path) -> None:
@@ -29,11 +30,10 @@ def examine(path: Path) -> None:
             micros = events = 0
             for _, value in snapshot.scan(table, b""):
                 try:
-                    columns, _ = read_row(value)
+                    amount, count = blocks.sum_of(value) if table == blocks.TABLE else read_cell(value)[:2]
                 except struct.error:
-                    raise ReplicaDamaged(f"the replica {path} has a row of {len(value)} bytes") from None
-                for amount, count in columns:
-                    micros, events = micros + amount, events + count
+                    raise ReplicaDamaged(f"the replica {path} has a cell of {len(value)} bytes") from None
+                micros, events = micros + amount, events + count
             wanted = meta.sums.get(table, ("0", 0))
             if (str(micros), events) != tuple(wanted):
                 raise ReplicaDamaged(f"the {table} of the replica {path} add up to {micros}, not {wanted[0]}")

@@ -4,7 +4,7 @@ Whoever reads sees the state after exactly one batch, over all customers, howeve
 only importer of lmdb.
 
     meta         what it is a copy of, and how far it is
-    customers    period, customer                    ->  row      adjustments, then each type; the types are in meta
+    customers    period, last customer               ->  block    rows: adjustments, then each type (see blocks.py)
     adjustments  period, customer, own period, type  ->  cell     what the adjustments of a row are made of
     types        own period, type                    ->  cell     by the events' own days
     days         own day, type                       ->  cell     the same, by day
@@ -34,7 +34,7 @@ import numpy as np
 from opentab.errors import DiskFull, ReplicaDamaged, means_disk_full
 from opentab.replica.wide import Cells, add
 
-FORMAT = 3
+FORMAT = 4
 SUMMED = ("customers", "adjustments", "types", "days", "periods")
 TABLES = (*SUMMED, "facts", "tops", "invoices", "batches")
 BY_PERIOD = ("customers", "adjustments", "tops", "invoices")  # what may be left to the ledger once it is final
@@ -45,6 +45,8 @@ PERIOD_BYTES = 7
 KEY_BYTES_MAX = 511
 # No customer and no type holds a control character.
 SEPARATOR = "\x01"
+
+Buffer = bytes | memoryview
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -143,7 +145,7 @@ class Reading:
 
     def __enter__(self) -> Snapshot:
         try:
-            self._transaction = self._env.begin(buffers=False)
+            self._transaction = self._env.begin(buffers=True)
         except lmdb.Error as error:
             raise _trouble(self._store.path, error) from error
         return Snapshot(self._store, self._transaction)
@@ -168,21 +170,34 @@ class Snapshot:
     def get(self, table: str, key: bytes) -> bytes | None:
         if len(key) > KEY_BYTES_MAX:
             return None
-        return cast("bytes | None", self._transaction.get(key, db=self._store.table(table)))
+        value = self._transaction.get(key, db=self._store.table(table))
+        return None if value is None else bytes(value)
 
-    def scan(self, table: str, prefix: bytes, *, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """All keys that begin with a prefix, in order; `after` leaves out all up to that key."""
+    def first(self, table: str, key: bytes, *, prefix: bytes) -> tuple[bytes, Buffer] | None:
+        """The first key from this one on, if it begins with a prefix; its value is good while the view is held."""
+        cursor = self._transaction.cursor(self._store.table(table))
+        if len(key) > KEY_BYTES_MAX or not cursor.set_range(key):
+            return None
+        found, value = cursor.item()
+        found = bytes(found)
+        return (found, value) if found.startswith(prefix) else None
+
+    def scan(
+        self, table: str, prefix: bytes, *, start: bytes = b"", after: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """All keys that begin with a prefix, in order, from `start` on; `after` leaves out all up to that key."""
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
             # No key is longer, so a longer text stands right behind where its first part would.
-            start = (prefix if after is None else max(after, prefix))[:KEY_BYTES_MAX]
+            start = max(prefix, start, after or b"")[:KEY_BYTES_MAX]
             if not cursor.set_range(start):
                 return
-            for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor):
+            for found, value in cursor:
+                key = bytes(found)
                 if after is not None and key <= after:
                     continue
                 if not key.startswith(prefix):
                     return
-                yield key, value
+                yield key, bytes(value)
 
 
 class Change(Snapshot):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from struct import Struct
 
 import numpy as np
@@ -107,19 +106,8 @@ def read_cell(value: bytes) -> tuple[int, int, int]:
     return high * WORD + low, events, last_us
 
 
-def read_row(value: bytes) -> tuple[list[tuple[int, int]], int]:
-    """Micros and events of each column, and the latest event time of all."""
-    last_us, *words = _row(len(value)).unpack(value)
-    return [(words[i + 1] * WORD + words[i], words[i + 2]) for i in range(0, len(words), 3)], last_us
-
-
 _LOWS, _HIGHS = slice(1, None, 3), slice(2, None, 3)  # of such a line
 _cell = Struct("<qQqq")
-
-
-@lru_cache
-def _row(size: int) -> Struct:
-    return Struct("<q" + "Qqq" * (size // SUM.itemsize))
 
 
 def _words(cells: Cells) -> Words:

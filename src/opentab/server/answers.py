@@ -14,11 +14,12 @@ from opentab.ledger.standing import missing, partitions_json
 from opentab.ledger.totals import Adjustment, Total, total_as_json
 from opentab.money import format_micros, format_minor
 from opentab.periods import Period, format_us
+from opentab.replica import blocks
 from opentab.replica.batches import BatchSummary, last_batches
 from opentab.replica.facts import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.tops import TOP, Tops
-from opentab.replica.wide import read_cell, read_row
+from opentab.replica.wide import read_cell
 from opentab.server.archive import Archive
 from opentab.server.moment import Moment
 
@@ -74,10 +75,10 @@ class Answers:
         """What a customer owes for a period; None if nothing was billed."""
         if period <= self.moment.cold_upto:
             return next(iter(self._old_totals(customer, period)), None)
-        row = self._snapshot.get("customers", f"{period}{customer}".encode())
+        row = blocks.find(self._snapshot, period.encode(), customer.encode())
         if row is None:
             return None
-        cells, last_us = read_row(row)
+        cells, last_us = row
         total = Total(period, customer, self.moment.status(period))
         for type_, column in self.moment.columns:
             if column < len(cells) and cells[column][1]:
@@ -203,10 +204,9 @@ class Answers:
         if period <= self.moment.cold_upto:
             names = (t for t in self._old_customers(period) if t["customer"].startswith(prefix))
             return list(islice((t for t in names if after is None or _key(t) > after.encode()), limit))
-        begin = f"{period}{prefix}".encode()
-        behind = None if after is None else f"{period}{after}".encode()
-        scanned = self._snapshot.scan("customers", begin, after=behind)
-        return [_customer_json(key, value) for key, value in islice(scanned, min(limit, LIST_MAX))]
+        behind = None if after is None else after.encode()
+        scanned = blocks.scan(self._snapshot, period.encode(), prefix.encode(), after=behind)
+        return [_customer_json(name.decode(), row) for name, row in islice(scanned, min(limit, LIST_MAX))]
 
     def top_customers(
         self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100
@@ -219,8 +219,8 @@ class Answers:
             wanted = ranked[:limit]
             found = {total["customer"]: total for total in self._old_customers(period) if total["customer"] in wanted}
             return [found[name] for name in wanted]
-        keys = [f"{period}{name}".encode() for name in ranked[:limit]]
-        return [_customer_json(key, value) for key in keys if (value := self._snapshot.get("customers", key))]
+        rows = ((name, blocks.find(self._snapshot, period.encode(), name.encode())) for name in ranked[:limit])
+        return [_customer_json(name, row) for name, row in rows if row is not None]
 
     def _top_names(self, period: Period) -> list[str]:
         if period <= self.moment.cold_upto:
@@ -259,10 +259,10 @@ def _sum_json(value: bytes) -> Json:
     return {"total": format_micros(micros), "events": events}
 
 
-def _customer_json(key: bytes, value: bytes) -> Json:
-    cells, last_us = read_row(value)
+def _customer_json(customer: str, row: blocks.Row) -> Json:
+    cells, last_us = row
     return {
-        "customer": key[PERIOD_BYTES:].decode(),
+        "customer": customer,
         "total": format_micros(sum(micros for micros, _ in cells)),
         "events": sum(events for _, events in cells),
         "last_event": format_us(last_us),

@@ -1,0 +1,185 @@
+"""The customers of each period, some dozen neighbours in one value of the store.
+
+Where many customers are touched, what a store asks for each key is most of the work; a block asks it once. The key of
+a block is its period and the last name that may stand in it; nothing is behind the last block of a period. A block
+holds
+
+    how many rows, how many columns, whether they are wide  |  the rows  |  the names, a byte 0 around each
+
+in the order of the names.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from opentab.errors import ReplicaDamaged
+from opentab.replica import row
+from opentab.replica.names import in_order
+from opentab.replica.row import Rows
+from opentab.replica.store import Buffer, Change, Snapshot
+from opentab.replica.wide import micros_of
+
+TABLE = "customers"
+BLOCK = 128  # customers, when one is cut
+BLOCK_MAX = 256
+END = b"\xff"  # no name holds it, and all are before it
+BETWEEN = b"\0"  # no name holds it
+HEADER = struct.Struct("<IHH")  # eight bytes, so that the rows behind it lie evenly
+
+Row = tuple[list[tuple[int, int]], int]  # micros and events of each column, and the latest event time of all
+
+
+def find(snapshot: Snapshot, period: bytes, name: bytes) -> Row | None:
+    """The row of one customer."""
+    found = snapshot.first(TABLE, period + name, prefix=period)
+    if found is None:
+        return None
+    block = found[1]
+    count, columns, is_wide = HEADER.unpack_from(block)
+    size = 8 * row.width(columns, is_wide=is_wide)
+    names = bytes(block[HEADER.size + count * size :])
+    at = names.find(BETWEEN + name + BETWEEN)
+    if at < 0:
+        return None
+    return row.read_row(block, HEADER.size + names.count(BETWEEN, 0, at) * size, columns, is_wide=is_wide)
+
+
+def scan(
+    snapshot: Snapshot, period: bytes, prefix: bytes = b"", *, after: bytes | None = None
+) -> Iterator[tuple[bytes, Row]]:
+    """The customers of a period whose names begin with a prefix, in order; `after` leaves out all up to that name."""
+    start = prefix if after is None else max(prefix, after)
+    for _, value in snapshot.scan(TABLE, period, start=period + start):
+        block = Block.read(value)
+        names = block.names()
+        for index in range(0 if after is None else bisect_right(names, after), len(names)):
+            name = names[index]
+            if name.startswith(prefix):
+                yield name, block.row(index)
+            elif name > prefix:
+                return
+
+
+def totals(snapshot: Snapshot, period: bytes) -> Iterator[tuple[bytes, int]]:
+    """Every customer of a period with the total, in order."""
+    for _, value in snapshot.scan(TABLE, period):
+        block = Block.read(value)
+        for name, total in zip(block.names(), block.rows.totals(), strict=True):
+            yield name, micros_of(total)
+
+
+def sum_of(value: bytes) -> tuple[int, int]:
+    """Micros and events of all customers of a block."""
+    cells = Block.read(value).rows.totals()
+    return sum(map(micros_of, cells)), int(cells["events"].sum())
+
+
+def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> tuple[Rows, int]:
+    """Add a row to that of each customer. Names are sorted and different.
+
+    Returns the rows as they are now, and how many customers are new.
+    """
+    touched = _touched(change, period, names, added.columns)
+    known = _names([block.text for _, block, _ in touched])
+    rows = _side_by_side([block.rows for _, block, _ in touched], added.columns)
+    merged = in_order(pa.concat_arrays([known, _names([BETWEEN.join(names), BETWEEN])]))
+    at = np.empty(len(known) + len(names), np.int64)
+    at[merged.rows] = merged.name_at
+    known_at, new_at = at[: len(known)], at[len(known) :]
+    count = len(merged.names)
+    if count > len(known):
+        table = Rows.blank(count, added.columns, is_wide=rows.is_wide)
+        table.put(known_at, rows)
+    else:
+        table = rows
+    now = row.added(table.at(new_at), added)
+    if now.is_wide:
+        table = table.widened()
+    table.put(new_at, now)
+    owner = np.empty(count, np.int64)
+    owner[known_at] = np.repeat(np.arange(len(touched)), [len(block.rows) for _, block, _ in touched])
+    owner[new_at] = np.repeat(np.arange(len(touched)), [own for _, _, own in touched])
+    bounds = np.searchsorted(owner, np.arange(len(touched) + 1)).tolist()
+    keys = [key for key, _, _ in touched]
+    change.put(TABLE, list(_cut(period, keys, bounds, table, merged.names)))
+    return now, count - len(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block, as it was read."""
+
+    rows: Rows
+    text: memoryview  # each name with the byte behind it
+
+    @classmethod
+    def read(cls, value: Buffer) -> Block:
+        try:
+            count, columns, is_wide = HEADER.unpack_from(value)
+            rows = Rows.read(value, HEADER.size, count, columns, is_wide=bool(is_wide))
+        except (struct.error, ValueError):
+            raise ReplicaDamaged(f"a block of {len(value)} bytes cannot be read") from None
+        return cls(rows, memoryview(value)[HEADER.size + rows.words.nbytes + len(BETWEEN) :])
+
+    def names(self) -> list[bytes]:
+        return bytes(self.text[: -len(BETWEEN)]).split(BETWEEN)
+
+    def row(self, index: int) -> Row:
+        rows = self.rows
+        return row.read_row(rows.words[index].tobytes(), 0, rows.columns, is_wide=rows.is_wide)
+
+
+def _touched(change: Change, period: bytes, names: Sequence[bytes], columns: int) -> list[tuple[bytes, Block, int]]:
+    """The blocks that some names belong to, each with its key and how many of the names."""
+    found, at = [], 0
+    empty = Block(Rows.blank(0, columns), memoryview(b""))
+    while at < len(names):
+        known = change.first(TABLE, period + names[at], prefix=period)
+        key, block = (known[0], Block.read(known[1])) if known else (period + END, empty)
+        past = bisect_right(names, key[len(period) :], at)
+        found.append((key, block, past - at))
+        at = past
+    return found
+
+
+def _names(texts: Sequence[memoryview | bytes]) -> pa.Array:
+    """The names of blocks side by side, each with the byte behind it."""
+    text = b"".join(texts)
+    past = np.flatnonzero(np.frombuffer(text, np.uint8) == 0) + 1
+    offsets = np.append(0, past).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(past), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+
+
+def _side_by_side(parts: Sequence[Rows], columns: int) -> Rows:
+    """Rows of blocks in one piece, all of one form."""
+    if any(part.columns != columns or part.is_wide for part in parts):
+        parts = [part.with_columns(columns) for part in parts]
+        if any(part.is_wide for part in parts):
+            parts = [part.widened() for part in parts]
+    first = parts[0]
+    words = np.frombuffer(bytearray().join([part.words.data for part in parts]), np.int64)
+    return Rows(words.reshape(-1, first.words.shape[1]), columns, first.is_wide)
+
+
+def _cut(
+    period: bytes, keys: Sequence[bytes], bounds: Sequence[int], table: Rows, names: pa.Array
+) -> Iterator[tuple[bytes, bytes]]:
+    """Blocks to be written; one that has become too large is cut, and its last part keeps the key."""
+    past = np.frombuffer(names.buffers()[1], np.int32)[: len(names) + 1].tolist()
+    text = memoryview(names.buffers()[2])
+    for key, (first, end) in zip(keys, pairwise(bounds), strict=True):
+        parts = -(-(end - first) // BLOCK) if end - first > BLOCK_MAX else 1
+        cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
+        for begin, stop in pairwise(cuts):
+            rows = table.at(slice(begin, stop)).packed()
+            own = key if stop == end else period + bytes(text[past[stop - 1] : past[stop] - 1])
+            header = HEADER.pack(len(rows), rows.columns, rows.is_wide)
+            yield own, b"".join((header, rows.words.data, BETWEEN, text[past[begin] : past[stop]]))

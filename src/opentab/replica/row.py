@@ -1,0 +1,183 @@
+"""Rows of customers as lines of words: the latest event time, then the micros of each column, then the events.
+
+Sixty-two bits are enough for nearly every amount and thirty for every count, so two counts share a word, and two rows
+are added word by word: nothing carries over. Half the bytes of 128-bit sums are half the time. Rows of which one does
+not fit are wide: the lines of `wide`, with low word, high word and events of each column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
+
+from opentab.replica import wide
+from opentab.replica.wide import NEVER_US, SUM, WORD, Cells, Ints, Sums, Words, row_type
+
+MICROS_PAST = 1 << 62
+EVENTS_PAST = 1 << 30
+_TOO_MANY = np.int64(-0x3FFFFFFF40000000)  # the two topmost bits of both counts of a word
+_LONE = np.int64(EVENTS_PAST - 1)
+
+Buffer = bytes | memoryview
+Lines = npt.NDArray[np.int64]
+Index = Ints | slice
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of the same width, all narrow or all wide."""
+
+    words: Lines
+    columns: int
+    is_wide: bool
+
+    @classmethod
+    def blank(cls, count: int, columns: int, *, is_wide: bool = False) -> Rows:
+        """Rows that nothing was added to."""
+        words = np.zeros((count, width(columns, is_wide=is_wide)), np.int64)
+        words[:, 0] = NEVER_US
+        return cls(words, columns, is_wide)
+
+    @classmethod
+    def read(cls, value: Buffer, at: int, count: int, columns: int, *, is_wide: bool) -> Rows:
+        """The rows that stand in a value from a byte on; raises ValueError if it is too short."""
+        size = width(columns, is_wide=is_wide)
+        return cls(np.frombuffer(value, np.int64, count * size, at).reshape(count, size), columns, is_wide)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def at(self, index: Index) -> Rows:
+        """Only some of them."""
+        words = self.words[index] if isinstance(index, slice) else self.words.take(index, axis=0)
+        return Rows(words, self.columns, self.is_wide)
+
+    def put(self, index: Ints, rows: Rows) -> None:
+        """Set some of them."""
+        self._lines()[index] = rows._lines()
+
+    def _lines(self) -> npt.NDArray[np.void]:
+        return self.words.view(f"V{8 * self.words.shape[1]}")[:, 0]
+
+    def totals(self) -> Cells:
+        """The sum over the columns of each row."""
+        micros = self.words[:, 1 : 1 + self.columns]
+        if self.is_wide or _bound(micros) * self.columns >= 1 << 63:
+            return wide.across(self.widened()._cells())
+        found = np.empty(len(self), SUM)
+        sums = np.einsum("ij->i", micros)
+        found["low"], found["high"] = sums.view(np.uint64), sums >> 63
+        found["events"] = np.einsum("ij->i", self.events())
+        return found
+
+    def events(self) -> Lines:
+        """The counts of each column."""
+        if self.is_wide:
+            return self.words[:, 3::3]
+        pairs = self.words[:, 1 + self.columns :]
+        found = np.empty((len(self), 2 * pairs.shape[1]), np.int64)
+        found[:, ::2], found[:, 1::2] = pairs & _LONE, pairs >> 32
+        return found[:, : self.columns]
+
+    def widened(self) -> Rows:
+        """The same rows, wide."""
+        if self.is_wide:
+            return self
+        words = np.empty((len(self), width(self.columns, is_wide=True)), np.int64)
+        words[:, 0] = self.words[:, 0]
+        words[:, 1::3] = self.words[:, 1 : 1 + self.columns]
+        words[:, 2::3] = words[:, 1::3] >> 63
+        words[:, 3::3] = self.events()
+        return Rows(words, self.columns, is_wide=True)
+
+    def packed(self) -> Rows:
+        """The same rows, narrow where all of them fit."""
+        if not self.is_wide:
+            return self
+        micros, high, events = (self.words[:, at::3] for at in (1, 2, 3))
+        if (high != micros >> 63).any() or _bound(micros) >= MICROS_PAST or _bound(events) >= EVENTS_PAST:
+            return self
+        return _narrow(self.words[:, 0], micros, events)
+
+    def with_columns(self, columns: int) -> Rows:
+        """The same rows with more columns, for types that came later."""
+        if self.columns == columns:
+            return self
+        found = Rows.blank(len(self), columns, is_wide=True)
+        one = self.widened()
+        found.words[:, : one.words.shape[1]] = one.words
+        return found.packed() if not self.is_wide else found
+
+    def _cells(self) -> Cells:
+        return self.words.view(row_type(self.columns))[:, 0]
+
+
+def width(columns: int, *, is_wide: bool) -> int:
+    """How many words a row of so many columns has."""
+    return 1 + 3 * columns if is_wide else 1 + columns + -(-columns // 2)
+
+
+def summed(columns: int, begins: Ints, column: Ints, low: Words, high: Ints, events: Ints, last_us: Ints) -> Rows:
+    """A row for each customer. The entries come customer by customer, one beginning at each of `begins`."""
+    count = len(begins)
+    at = np.repeat(np.arange(0, count * columns, columns), np.diff(begins, append=len(low))) + column
+    micros = low.view(np.int64)
+    # No sum of several is larger than the largest times as many as the longest customer has.
+    most = int(np.diff(begins, append=len(low)).max(initial=0))
+    fits = _bound(micros) * most < MICROS_PAST and _bound(events) * most < EVENTS_PAST
+    if not fits or (high != micros >> 63).any():
+        sums = Sums(count * columns)
+        sums.add(at, low, high, events, last_us)
+        words = sums.rows(columns).view(np.int64).reshape(count, -1)
+        return Rows(words, columns, is_wide=True).packed()
+    cells = []
+    for numbers in (micros, events):
+        sums_of = np.zeros(count * columns, np.int64)
+        np.add.at(sums_of, at, numbers)
+        cells.append(sums_of.reshape(count, columns))
+    return _narrow(np.maximum.reduceat(last_us, begins), *cells)
+
+
+def added(one: Rows, other: Rows) -> Rows:
+    """The sum of two columns of rows of the same width, exact."""
+    if not (one.is_wide or other.is_wide):
+        words = one.words + other.words
+        words[:, 0] = np.maximum(one.words[:, 0], other.words[:, 0])
+        pairs = words[:, 1 + one.columns :]
+        if _bound(words[:, 1 : 1 + one.columns]) < MICROS_PAST and not (pairs & _TOO_MANY).any():
+            return Rows(words, one.columns, is_wide=False)
+    cells = wide.add(one.widened()._cells(), other.widened()._cells())
+    return Rows(cells.view(np.int64).reshape(len(cells), -1), one.columns, is_wide=True)
+
+
+def read_row(value: Buffer, at: int, columns: int, *, is_wide: bool) -> tuple[list[tuple[int, int]], int]:
+    """Micros and events of each column of the row that begins at a byte, and the latest event time of all."""
+    last_us, *words = _layout(columns, is_wide).unpack_from(value, at)
+    if is_wide:
+        return [(words[i + 1] * WORD + words[i], words[i + 2]) for i in range(0, len(words), 3)], last_us
+    return list(zip(words[:columns], words[columns:], strict=False)), last_us
+
+
+@lru_cache
+def _layout(columns: int, is_wide: bool) -> Struct:
+    return Struct("<q" + "Qqq" * columns) if is_wide else Struct(f"<q{columns}q{columns + columns % 2}i")
+
+
+def _narrow(last_us: Ints, micros: Lines, events: Lines) -> Rows:
+    count, columns = micros.shape
+    words = np.empty((count, width(columns, is_wide=False)), np.int64)
+    words[:, 0] = last_us
+    words[:, 1 : 1 + columns] = micros
+    pairs = words[:, 1 + columns :]
+    pairs[:] = events[:, ::2]
+    pairs[:, : columns // 2] |= events[:, 1::2] << 32
+    return Rows(words, columns, is_wide=False)
+
+
+def _bound(numbers: Lines) -> int:
+    """None of them is further from 0."""
+    return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
