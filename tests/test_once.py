@@ -296,8 +296,8 @@ def test_sources_and_reversals_have_keys_of_their_own() -> None:
 
 def test_payloads_differ_with_each_value() -> None:
     def payload(at_us: int = 1, amount: int = 1, customer: str = "emma", kind: str = "CALL") -> int:
-        columns = (np.array([at_us]), np.array([amount]), pa.array([customer]), pa.array([kind]))
-        return int(payloads_of(*columns)[0])
+        columns = (np.array([at_us]), np.array([amount]), pa.array([customer]))
+        return int(payloads_of(*columns, ["MISC", kind], np.array([1]))[0])
 
     values = [
         payload(),

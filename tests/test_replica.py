@@ -36,7 +36,7 @@ from opentab.replica.follower import Follower, is_whole
 from opentab.replica.names import in_order
 from opentab.replica.row import Rows, read_row, summed
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot, Store
-from opentab.replica.tops import Tops, found_anew, too_few, touched
+from opentab.replica.tops import Tops, found_anew, take_in, too_few
 from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, sum_micros
 from product import event
 
@@ -193,7 +193,7 @@ def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, in
             new = {f"c{number:02d}": micros for number, micros in round_}
             totals |= new
             names = sorted(new)
-            touched(tops, [name.encode() for name in names], cells([new[name] for name in names])["sum"])
+            take_in(tops, [name.encode() for name in names], cells([new[name] for name in names])["sum"])
             if too_few(tops):
                 tops = found_anew(totals.items())
             ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:3]

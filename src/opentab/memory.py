@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import sys
@@ -30,6 +31,7 @@ def keep_memory() -> None:
 
 
 def keep_modules() -> None:
-    """Spare the garbage collector a look at all that has been loaded so far: it stays."""
+    """Spare the garbage collector a look at all that has been loaded so far: it stays until the end."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)

@@ -22,7 +22,7 @@ from opentab.lab.command import started
 from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
 
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS = 0.25
 # The first batch starts the Python workers, the second finds them cold.
 WARM_UP_BATCHES = 2
 DRIVER, JVM, WORKERS, TOTAL = "driver", "JVM", "workers", "total"

@@ -22,9 +22,10 @@ ROW_GROUP_ROWS_OF = {"batch": 1_024, "rejection": 4_096}
 # Neighbours differ little: smaller, and quicker to write than plain numbers.
 DELTA_COLUMNS = {
     "batch", "amount_micros", "event_count", "first_at", "last_at", "revision", "position", "issued_at", "byte",
+    "number",
 }  # fmt: skip
-DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "number", "arrived_us"}
-UNCOMPRESSED = {"key_high", "key_low", "payload", "byte"}  # nothing makes hashes smaller, and places hardly
+DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "arrived_us"}
+UNCOMPRESSED = {"key_high", "key_low", "payload", "byte", "number"}  # nothing makes hashes smaller, and places hardly
 STATISTICS = ("batch", "day", "customer", "period", "position", "key_high", "arrived_us")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -43,20 +43,26 @@ class Keeper:
     def __init__(self, runs: Runs, path: Path, rows_max: int) -> None:
         self._runs = runs
         self._path = path
-        shape = (len(COLUMNS), rows_max)
-        self._mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)
+        self._rows_max = rows_max
+        mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(len(COLUMNS), rows_max))
+        self._begin = mapped.offset
+        self._file = path.open("r+b", buffering=0)
         self._rows = 0
 
     def add(self, table: pa.Table) -> None:
-        """The next rows."""
-        end = self._rows + table.num_rows
+        """The next rows. They are written, not mapped: to touch pages that nobody has touched costs more."""
         for column, name in enumerate(COLUMNS):
-            self._mapped[column, self._rows : end] = table[name].to_numpy()
-        self._rows = end
+            self._file.seek(self._begin + 8 * (column * self._rows_max + self._rows))
+            self._file.write(np.ascontiguousarray(table[name].to_numpy()).data)
+        self._rows += table.num_rows
 
     def finish(self, run: Run) -> None:
         """Let it be the columns of this run."""
+        self.close()
         self._runs.take_up(self._path, run)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -92,6 +98,13 @@ class Runs:
         self._sweep(runs)
         return list(self._loaded.values())
 
+    def first_words(self, file: StagedFile) -> npt.NDArray[np.int64]:
+        """The first words of the keys of a run, in order; from its file where its columns are not at hand."""
+        path = self._path_of(Run(file.path, file.rows))
+        if path.exists():
+            return cast("npt.NDArray[np.int64]", np.load(path, mmap_mode="r")[0][: file.rows])
+        return cast("npt.NDArray[np.int64]", read_parquet(self._root / file.path, ["key_high"])["key_high"].to_numpy())
+
     def keep(self, file: StagedFile, table: pa.Table) -> None:
         """Have the columns of a run at hand that was just written: its table is still in memory."""
         if file.rows >= MAPPED_ROWS:
@@ -105,7 +118,11 @@ class Runs:
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
         try:
-            yield Keeper(self, aside, rows_max)
+            keeper = Keeper(self, aside, rows_max)
+            try:
+                yield keeper
+            finally:
+                keeper.close()
         finally:
             aside.unlink(missing_ok=True)
 

@@ -171,9 +171,7 @@ def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:
     """The first words of keys that are in more than one run."""
     if len(runs) < 2:
         return np.zeros(0, np.int64)
-    words = [
-        _distinct(read_parquet(order.journal / file.path, columns=["key_high"])["key_high"].to_numpy()) for file in runs
-    ]
+    words = [_distinct(runs_of(order.journal).first_words(file)) for file in runs]
     joined = np.sort(np.concatenate(words), kind="stable")  # it merges what is in order already
     return _distinct(joined[1:][joined[1:] == joined[:-1]])
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from opentab.events import Reason
 from opentab.keys import key_of, payloads_of
+from opentab.ledger.seen import sorted_run
 from opentab.periods import Int64s
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, Identity
@@ -49,8 +50,11 @@ class Asked:
         arrived_us, numbers, bytes_at = (
             np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("arrived_us", "numbers", "bytes_at")
         )
-        lines = self.identity.line
-        self.arrived_us, self.number, self.byte = arrived_us[lines], numbers[lines], bytes_at[lines]
+        # Nearly always there is an event in every line.
+        line = self.identity.line
+        all_lines = len(line) == len(arrived_us) and bool((line[1:] > line[:-1]).all())
+        rows: slice | Int64s = slice(None) if all_lines else line
+        self.arrived_us, self.number, self.byte = arrived_us[rows], numbers[rows], bytes_at[rows]
         # Only events with a key, and reversals, are asked about.
         self.asks = self.identity.has_key.copy()
         self.asks[list(self.identity.reversals)] = True
@@ -102,10 +106,11 @@ def asking_of(asked: Sequence[Asked]) -> Asking:
     reversals: dict[int, tuple[Event, int]] = {}
     first = 0
     for one in asked:
+        rows = slice(None) if one.asking_count == len(one.asks) else one.asks
         for name, column in columns.items():
-            column.append(getattr(one.identity, name)[one.asks])
+            column.append(getattr(one.identity, name)[rows])
         for name, column in places.items():
-            column.append(getattr(one, name)[one.asks])
+            column.append(getattr(one, name)[rows])
         partition.append(np.full(one.asking_count, ranks[one.partition], np.int64))
         if one.identity.reversals:
             at = np.cumsum(one.asks) - 1 + first
@@ -132,7 +137,27 @@ def verdicts_of(asked: Sequence[Asked], settled: Settled) -> list[Verdict]:
     return [one.verdict(settled, first) for one, first in zip(asked, firsts, strict=False)]
 
 
-def seen_rows(asked: Sequence[Asked], verdicts: Sequence[Verdict], *, batch: int) -> pa.Table:
+def seen_run(
+    asked: Sequence[Asked], asking: Asking, settled: Settled, verdicts: Sequence[Verdict], *, batch: int
+) -> pa.Table:
+    """Rows of the schema SEEN in the order of a run: what counted, and what was rejected and has an id."""
+    is_plain = settled.all_count and not asking.reversals and len(settled.order) == len(asking)
+    if not is_plain or any(refusal.id for one in asked for _, refusal in one.decoded.refusals):
+        return sorted_run(_seen_rows(asked, verdicts, batch=batch))
+    # Nearly always: a row for each that was asked about, in an order that is known.
+    order = settled.order
+    names = pa.array(sorted({one.partition for one in asked}), pa.string())
+    if len(names) == 1:
+        partition = pa.repeat(names[0], len(order))
+    else:
+        partition = pa.DictionaryArray.from_arrays(asking.partition[order], names).cast(pa.string())
+    columns = (asking.key_high, asking.key_low, asking.payload, asking.arrived_us, asking.number, asking.byte)
+    *words, number, byte = (pa.array(column.take(order)) for column in columns)
+    batches = pa.array(np.full(len(order), batch, np.int64))
+    return pa.table([batches, *words, partition, number, byte], schema=SEEN)
+
+
+def _seen_rows(asked: Sequence[Asked], verdicts: Sequence[Verdict], *, batch: int) -> pa.Table:
     """Rows of the schema SEEN: what counted, the marks of reversals, and rejected events that have an id."""
     tables = []
     for one, verdict in zip(asked, verdicts, strict=True):
@@ -191,8 +216,13 @@ def _payloads_of_originals(one: Asked) -> dict[int, int]:
     rows = list(one.identity.reversals)
     take = pa.array(rows, pa.int64())
     decoded = one.decoded
+    kinds = decoded.type.take(take).dictionary_encode()
     payloads = payloads_of(
-        decoded.at_us[rows], -decoded.amount_micros[rows], decoded.customer.take(take), decoded.type.take(take)
+        decoded.at_us[rows],
+        -decoded.amount_micros[rows],
+        decoded.customer.take(take),
+        kinds.dictionary.to_pylist(),
+        kinds.indices.to_numpy().astype(np.int64),
     )
     return dict(zip(rows, payloads.tolist(), strict=True))
 

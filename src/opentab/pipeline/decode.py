@@ -118,10 +118,10 @@ def decode(lines: Texts, *, arrived_us: Int64s, rules: Rules, calendar: Calendar
     doubtful += [line for part in parts for line in part.at[~part.sure].tolist()]
     parts = [_certain(part) for part in parts]
     events, refusals = _judge_each(lines, sorted(doubtful), arrived_us, rules, calendar)
-    decoded = _joined(parts, [event for _, event in events], refusals)
+    decoded = _joined(parts, [event for _, event in events], refusals, rules.types)
     if not rules.dedupe_us:
         return decoded
-    return replace(decoded, identity=_identity(parts, events, decoded))
+    return replace(decoded, identity=_identity(parts, events, decoded, rules.types))
 
 
 class _Fields(NamedTuple):
@@ -155,7 +155,7 @@ class _Part:
     day: Int64s
     amount_micros: Int64s
     customer: pa.Array
-    type: pa.Array
+    type_at: Int64s  # its place among the rules' types
     ids: Texts | None  # empty where there is none; None: nowhere
     sources: dict[int, str | None]  # of the rows that came in an envelope
 
@@ -223,9 +223,9 @@ def _checked(
     sure &= (day >= DAY_MIN) & (day <= DAY_MAX)
     sure &= (at_us >= INSTANT_MIN_US) & (at_us <= INSTANT_MAX_US)
     sure &= at_us <= arrived_us + rules.future_skew_us
-    is_type = pc.is_in(kind, value_set=_strings(rules.types))
-    sure &= are_customers(customer) & np.asarray(is_type.to_numpy(zero_copy_only=False), dtype=np.bool_)
-    return _Part(at, sure, at_us, day, amount_micros, customer, kind, ids, sources)
+    type_at = pc.fill_null(pc.index_in(kind, value_set=_strings(rules.types)), _NO_TYPE).to_numpy().astype(np.int64)
+    sure &= are_customers(customer) & (type_at != _NO_TYPE)
+    return _Part(at, sure, at_us, day, amount_micros, customer, type_at, ids, sources)
 
 
 def _parse(lines: Texts, at: Int64s) -> _Parsed:
@@ -328,32 +328,34 @@ def _certain(part: _Part) -> _Part:
         part.day[sure],
         part.amount_micros[sure],
         part.customer.filter(mask),
-        part.type.filter(mask),
+        part.type_at[sure],
         None if part.ids is None else part.ids.take(sure),
         {int(row_of[row]): source for row, source in part.sources.items() if sure[row]},
     )
 
 
-def _joined(parts: Sequence[_Part], slow: list[Event], refusals: list[tuple[int, Refusal]]) -> Decoded:
+def _joined(
+    parts: Sequence[_Part], slow: list[Event], refusals: list[tuple[int, Refusal]], types: Sequence[str]
+) -> Decoded:
     """The events of all parts, then those that were judged."""
 
     def numbers(name: Literal["at_us", "day", "amount_micros"]) -> Int64s:
         judged = np.array([getattr(event, name) for event in slow], np.int64)
         return np.concatenate([*(getattr(part, name) for part in parts), judged])
 
-    def texts(name: Literal["customer", "type"]) -> pa.Array:
-        judged = _strings([getattr(event, name) for event in slow])
-        return pa.concat_arrays([*(getattr(part, name) for part in parts), judged])
-
-    return Decoded(
-        numbers("at_us"), numbers("day"), texts("customer"), texts("type"), numbers("amount_micros"), refusals
-    )
+    customer = pa.concat_arrays([*(part.customer for part in parts), _strings([event.customer for event in slow])])
+    judged = np.array([types.index(event.type) for event in slow], np.int64)
+    type_at = np.concatenate([*(part.type_at for part in parts), judged])
+    kind = pa.DictionaryArray.from_arrays(type_at, _strings(types)).cast(pa.string())
+    return Decoded(numbers("at_us"), numbers("day"), customer, kind, numbers("amount_micros"), refusals)
 
 
-def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: Decoded) -> Identity:
+def _identity(
+    parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: Decoded, types: Sequence[str]
+) -> Identity:
     """The keys and payloads of the events, in the order of the columns."""
     keys = [_keys(part) for part in parts]
-    payloads = [payloads_of(part.at_us, part.amount_micros, part.customer, part.type) for part in parts]
+    payloads = [payloads_of(part.at_us, part.amount_micros, part.customer, types, part.type_at) for part in parts]
     judged = [event.id or "" for _, event in slow]
     high, low = keys_of(judged)
     for at, (_, event) in enumerate(slow):
@@ -361,10 +363,9 @@ def _identity(parts: Sequence[_Part], slow: list[tuple[int, Event]], decoded: De
             high[at], low[at] = key_of(event.id, event.source)
     keys.append((high, low, np.array(list(map(bool, judged)), np.bool_)))
     first = len(decoded.at_us) - len(slow)
+    type_at = np.array([types.index(event.type) for _, event in slow], np.int64)
     payloads.append(
-        payloads_of(
-            decoded.at_us[first:], decoded.amount_micros[first:], decoded.customer[first:], decoded.type[first:]
-        )
+        payloads_of(decoded.at_us[first:], decoded.amount_micros[first:], decoded.customer[first:], types, type_at)
     )
     payload = np.concatenate(payloads)
     reversals = {first + at: event for at, (_, event) in enumerate(slow) if event.reverses is not None}
@@ -408,3 +409,4 @@ _FIELDS = [operator.attrgetter(name) for name in ("time", "customer", "type", "a
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NEVER = -(2**60)  # no count of quotes comes near it
 _MILLISECONDS_MAX = 10**15
+_NO_TYPE = -1

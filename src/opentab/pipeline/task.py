@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_back, stage
-from opentab.ledger.seen import Run, Runs, sorted_run, stage_run
+from opentab.ledger.seen import Run, Runs, stage_run
+from opentab.memory import keep_modules
 from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
-from opentab.pipeline.asked import Asked, asking_of, seen_rows, verdicts_of
+from opentab.pipeline.asked import Asked, asking_of, seen_run, verdicts_of
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.exact import Refusal
@@ -87,6 +88,7 @@ def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     decoded = decode(Texts.of(lines), arrived_us=np.full(len(lines), 2**60), rules=rules, calendar=Calendar("UTC"))
     entries = tally([decoded], batch=1)
     pq.write_table(entries, pa.BufferOutputStream())
+    keep_modules()  # after each task Spark lets the garbage collector look at all of them
     yield from ()
 
 
@@ -223,8 +225,9 @@ class _Work:
         """The events that count. Repeats are counted as such, conflicts rejected, and what was seen is staged."""
         asked = [Asked(decoded, chunks) for decoded, chunks in self.decoded]
         known = [Known(*columns) for columns in runs_of(self.order.journal).load(self.order.runs)]
+        asking = asking_of(asked)
         settled = settle(
-            asking_of(asked),
+            asking,
             known,
             batch=self.order.batch,
             window_us=self.order.rules.dedupe_us,
@@ -239,10 +242,7 @@ class _Work:
             self.without_id += int((mine.counts & ~one.identity.has_key).sum())
             self.refused_reversals += one.refused_reversals(mine)
             counted.append(one.decoded.keep(mine.counts))
-        seen = seen_rows(asked, verdicts, batch=self.order.batch)
-        # Mostly there is a row for each event, and nothing else: then the order is known.
-        as_asked = settled.all_count and len(settled.order) == len(settled.state) == seen.num_rows
-        seen = seen.take(pa.array(settled.order)) if as_asked else sorted_run(seen)
+        seen = seen_run(asked, asking, settled, verdicts, batch=self.order.batch)
         batches = (self.order.batch, self.order.batch)
         run = stage_run(self.journal, iter([seen]), run=self.order.run, batches=batches)
         if run is not None:

@@ -90,7 +90,7 @@ def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> t
     touched = _touched(change, period, names, added.columns)
     known = _names([block.text for _, block, _ in touched])
     rows = _side_by_side([block.rows for _, block, _ in touched], added.columns)
-    merged = in_order(pa.concat_arrays([known, _names([BETWEEN.join(names), BETWEEN])]))
+    merged = in_order(pa.concat_arrays([known, _names([BETWEEN.join(names), BETWEEN])]), nearly=True)
     at = np.empty(len(known) + len(names), np.int64)
     at[merged.rows] = merged.name_at
     known_at, new_at = at[: len(known)], at[len(known) :]

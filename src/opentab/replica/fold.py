@@ -18,7 +18,7 @@ from opentab.records import BatchRecord
 from opentab.replica import blocks, row
 from opentab.replica.names import in_order
 from opentab.replica.store import SEPARATOR, SUMMED, Change
-from opentab.replica.tops import Tops, found_anew, too_few, touched
+from opentab.replica.tops import Tops, found_anew, take_in, too_few
 from opentab.replica.wide import Cells, Sums, Words, micros_of, sum_micros
 
 CUSTOMERS_AT_A_TIME = 50_000
@@ -52,6 +52,7 @@ class Fold:
         self._add_small("types", few, _named(own_months, period_of_month), few.type_at)
         self._add_small("days", few, _named(days, lambda day: str(day_of_number(day))), few.type_at)
         self._add_small("periods", few, _named(months, period_of_month), None)
+        self._count("customers", few.low, few.high, few.events)
         self._count_adjusted(few)
 
     def _add_customers(self, rows: Rows, months: Sequence[Period], month_at: Ints, type_at: Ints) -> None:
@@ -73,6 +74,8 @@ class Fold:
         """Add rows of one period, which come in the order of the customers; some thousand customers at a time."""
         columns = 1 + len(self.types)
         first_of = np.flatnonzero(np.diff(customer_at, prepend=-1))  # where each customer begins
+        touched: list[bytes] = []
+        totals: list[Cells] = []
         for start in range(0, len(first_of), CUSTOMERS_AT_A_TIME):
             begins = first_of[start : start + CUSTOMERS_AT_A_TIME + 1]
             count = min(len(begins), CUSTOMERS_AT_A_TIME)
@@ -90,8 +93,9 @@ class Fold:
             here = names.take(pa.array(customer_at[begins[:count]])).to_pylist()
             now, new = blocks.add(self._change, period.encode(), here, added)
             self.new_customers[period] += new
-            _keep_tops(self._change, period, here, now.totals())
-        self._count("customers", rows.low[own], rows.high[own], rows.events[own])
+            touched += here
+            totals.append(now.totals())
+        _keep_tops(self._change, period, touched, np.concatenate(totals))
 
     def _add_adjustments(
         self, rows: Rows, adjusted: Ints, names: pa.Array, months: Sequence[Period], *at: Ints
@@ -229,7 +233,7 @@ def _keep_tops(change: Change, period: Period, names: Sequence[bytes], totals: C
     at = period.encode()
     known = change.get("tops", at)
     tops = msgspec.json.decode(known, type=Tops) if known else Tops(members={})
-    touched(tops, names, totals)
+    take_in(tops, names, totals)
     if too_few(tops):
         tops = found_anew((name.decode(), micros) for name, micros in blocks.totals(change, at))
     change.put("tops", [(at, msgspec.json.encode(tops))])

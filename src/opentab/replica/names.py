@@ -22,12 +22,15 @@ class Names:
     name_at: Int64s
 
 
-def in_order(customers: pa.Array) -> Names:
-    """Put rows into the order of their customers' names. No name holds a byte 0."""
+def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
+    """Put rows into the order of their customers' names. No name holds a byte 0, unless all of them end in one.
+
+    They may be nearly in order: some stretches of them, each in order.
+    """
     texts = Texts.of_array(customers)
     prefix = _prefix(texts)
     word = _word(texts, prefix)
-    rows = np.argsort(word)
+    rows = np.argsort(word, kind="stable" if nearly else None)
     word = word[rows]
     same: Bools = word[1:] == word[:-1]
     if int(texts.size.max(initial=0)) > prefix + WORD:

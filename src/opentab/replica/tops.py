@@ -34,13 +34,13 @@ class Tops(msgspec.Struct):
         return sorted(found, key=lambda item: _rank(item[1], item[0]))[:TOP]
 
 
-def touched(tops: Tops, keys: Sequence[bytes], totals: Cells, *, prefix: int = 0) -> None:
-    """Take in new totals of some customers. Keys are sorted; a customer's name is all behind a prefix."""
-    if len(keys) > KEPT_MAX:
-        _raise_threshold(tops, keys, totals, prefix)
+def take_in(tops: Tops, names: Sequence[bytes], totals: Cells) -> None:
+    """Take in new totals of some customers, whose names are sorted."""
+    if len(names) > KEPT_MAX:
+        _raise_threshold(tops, names, totals)
     last = _last(tops)
-    for index in _near(tops, keys, totals, prefix):
-        customer, micros = keys[index][prefix:].decode(), micros_of(totals[index])
+    for index in _near(tops, names, totals):
+        customer, micros = names[index].decode(), micros_of(totals[index])
         if last is None or _rank(micros, customer) <= last:
             tops.members[customer] = str(micros)
         else:
@@ -81,34 +81,33 @@ def _trim(tops: Tops) -> None:
     tops.threshold = (kept[-1][1], kept[-1][0])
 
 
-def _raise_threshold(tops: Tops, keys: Sequence[bytes], totals: Cells, prefix: int) -> None:
+def _raise_threshold(tops: Tops, names: Sequence[bytes], totals: Cells) -> None:
     """Where many are touched, find out beforehand what it takes to be among them."""
     if not _is_narrow(totals).all():
         return
     values = totals["low"].view("<i8")
     lowest = np.partition(values, -KEPT_AFTER)[-KEPT_AFTER]
     above = int((values > lowest).sum())
-    customer = keys[int(np.flatnonzero(values == lowest)[KEPT_AFTER - above - 1])][prefix:].decode()
+    customer = names[int(np.flatnonzero(values == lowest)[KEPT_AFTER - above - 1])].decode()
     new, last = _rank(int(lowest), customer), _last(tops)
     if last is None or new < last:
         tops.members = {name: micros for name, micros in tops.members.items() if _rank(int(micros), name) <= new}
         tops.threshold = (str(lowest), customer)
 
 
-def _near(tops: Tops, keys: Sequence[bytes], totals: Cells, prefix: int) -> Iterable[int]:
+def _near(tops: Tops, names: Sequence[bytes], totals: Cells) -> Iterable[int]:
     """Which of the touched customers can matter: most are far behind the threshold and never were in."""
-    if tops.threshold is None or not INT64_MIN <= int(tops.threshold[0]) < 2**63 or not keys:
-        return range(len(keys))
-    before = keys[0][:prefix]
+    if tops.threshold is None or not INT64_MIN <= int(tops.threshold[0]) < 2**63 or not names:
+        return range(len(names))
     values, lowest = totals["low"].view("<i8"), int(tops.threshold[0])
-    behind = bisect_right(keys, before + tops.threshold[1].encode())
+    behind = bisect_right(names, tops.threshold[1].encode())
     far = values < lowest
     far[behind:] |= values[behind:] == lowest
     near = set(np.flatnonzero(~(far & _is_narrow(totals))).tolist())
     for customer in tops.members:
-        key = before + customer.encode()
-        at = bisect_left(keys, key)
-        if at < len(keys) and keys[at] == key:
+        name = customer.encode()
+        at = bisect_left(names, name)
+        if at < len(names) and names[at] == name:
             near.add(at)
     return near
 
