@@ -31,12 +31,13 @@ LOSS_LOOK_SECONDS = 5.0
 SPAN_GAP = 1_000  # messages that are read sooner than another place is looked for
 # Small: about so many bytes an event, where only their number is known.
 EVENT_BYTES_ABOUT = 128
-# Large fetches, no waiting for more than there is, and few messages at a time: what lives long costs the collector.
+# Large fetches and no waiting for more than there is; but not too many messages at a time: what lives long costs the
+# collector.
 READ_OPTIONS = {
     "kafka.isolation.level": "read_committed",
-    "kafka.max.partition.fetch.bytes": "16777216",
+    "kafka.max.partition.fetch.bytes": "4194304",
     "kafka.fetch.max.bytes": "67108864",
-    "kafka.max.poll.records": "5000",
+    "kafka.max.poll.records": "20000",
     "kafka.fetch.max.wait.ms": "20",
     "failOnDataLoss": "true",
     # No group is ever joined: by this name a task finds the consumer that the last batch left, and what it read ahead.

@@ -37,7 +37,7 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 # A topic is read by Java, though: there it pays to compile well, and to have room for what lives shortly. But Spark's
 # code is deeply nested, and to take all of it into each method keeps half a core busy for the first half minute.
 KAFKA_JVM_OPTIONS = (
-    "-XX:+UseSerialGC -Xmn384m -Xss4m"
+    "-XX:+UseSerialGC -Xmn768m -Xss4m"
     " -XX:MaxInlineLevel=9 -XX:FreqInlineSize=100 -XX:InlineSmallCode=1000 -XX:CompileThresholdScaling=2"
 )
 KAFKA_SETTINGS = {
