@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ledgers import bill, new_home
 from opentab import crash
 from opentab.config import Home
-from opentab.errors import ReplicaMismatch
+from opentab.errors import ReplicaDamaged, ReplicaMismatch
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
@@ -516,3 +516,16 @@ def test_counts_that_leave_thirty_bits_are_wide() -> None:
     assert two.packed().is_wide
     assert two.totals()["events"].tolist() == [2**31 - 2]
     assert read_row(two.words[0].tobytes(), 0, 3, is_wide=True) == ([(0, 0), (10, 2**31 - 2), (0, 0)], 7)
+
+
+def test_a_block_that_lost_names_or_rows_is_damaged(tmp_path: Path) -> None:
+    store = Store(tmp_path, writable=True)
+    with store.write() as change:
+        blocks.add(change, b"2026-01", [b"ann", b"bob"], rows_of([(0, 5), (1, 7)], 3))
+    with store.read() as snapshot:
+        (value,) = (value for _, value in snapshot.scan("customers", b""))
+    store.close()
+    assert blocks.sum_of(value) == (12, 2)
+    for harmed in (value[:-4], value[:40], value[:3], b""):
+        with pytest.raises(ReplicaDamaged):
+            blocks.sum_of(harmed)

@@ -77,8 +77,11 @@ def totals(snapshot: Snapshot, period: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def sum_of(value: bytes) -> tuple[int, int]:
-    """Micros and events of all customers of a block."""
-    cells = Block.read(value).rows.totals()
+    """Micros and events of all customers of a block; raises ReplicaDamaged where names or rows are missing."""
+    block = Block.read(value)
+    if bytes(block.text).count(BETWEEN) != len(block.rows):
+        raise ReplicaDamaged(f"a block of {len(block.rows)} customers does not have the name of each")
+    cells = block.rows.totals()
     return sum(map(micros_of, cells)), int(cells["events"].sum())
 
 
