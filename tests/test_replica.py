@@ -450,23 +450,27 @@ def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix:
     assert found.name_at.tolist() == sorted(found.name_at.tolist())
 
 
-def rows_of(uses: list[tuple[int, int]], columns: int) -> Rows:
+def rows_of(uses: list[tuple[int, int, int]], columns: int) -> Rows:
     """A row for each customer: one entry in one column."""
-    amounts = cells([micros for _, micros in uses])["sum"]
-    column = np.array([place % columns for place, _ in uses], np.int64)
-    ones, times = np.ones(len(uses), np.int64), np.arange(len(uses))
-    return summed(columns, np.arange(len(uses)), column, amounts["low"].copy(), amounts["high"], ones, times)
+    amounts = cells([micros for _, micros, _ in uses])["sum"]
+    column = np.array([place % columns for place, _, _ in uses], np.int64)
+    events, times = np.array([events for _, _, events in uses], np.int64), np.arange(len(uses))
+    return summed(columns, np.arange(len(uses)), column, amounts["low"].copy(), amounts["high"], events, times)
 
 
 sizes = st.one_of(st.integers(-9, 9), st.sampled_from([2**62 - 1, -(2**62), 2**63 - 1]), wide)
+counts = st.sampled_from([1, 1, 1, 2, -1, 2**30 - 1])  # below 0 where repeats are taken back
 steps = st.lists(
-    st.tuples(st.integers(3, 5), st.dictionaries(names, st.tuples(st.integers(0, 4), sizes), min_size=1)), max_size=8
+    st.tuples(st.integers(3, 5), st.dictionaries(names, st.tuples(st.integers(0, 4), sizes, counts), min_size=1)),
+    max_size=8,
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps)
-def test_blocks_are_cut_and_grow_and_hold_every_customer(steps: list[tuple[int, dict[str, tuple[int, int]]]]) -> None:
+def test_blocks_are_cut_and_grow_and_hold_every_customer(
+    steps: list[tuple[int, dict[str, tuple[int, int, int]]]],
+) -> None:
     """Whatever is added in whatever order, also wide amounts and new types: each customer's row is the sum of its own."""
     wanted: dict[bytes, list[list[int]]] = {}
     columns = 0
@@ -479,11 +483,11 @@ def test_blocks_are_cut_and_grow_and_hold_every_customer(steps: list[tuple[int, 
                 columns = max(columns, at_least)
                 uses = {customer.encode(): use for customer, use in customers.items()}
                 known = len(wanted)
-                for customer, (place, micros) in uses.items():
+                for customer, (place, micros, events) in uses.items():
                     row = wanted.setdefault(customer, [])
                     row += [[0, 0] for _ in range(columns - len(row))]
                     row[place % columns][0] += micros
-                    row[place % columns][1] += 1
+                    row[place % columns][1] += events
                 ordered = sorted(uses)
                 now, new = blocks.add(change, b"2026-01", ordered, rows_of([uses[c] for c in ordered], columns))
                 assert new == len(wanted) - known
@@ -521,7 +525,7 @@ def test_counts_that_leave_thirty_bits_are_wide() -> None:
 def test_a_block_that_lost_names_or_rows_is_damaged(tmp_path: Path) -> None:
     store = Store(tmp_path, writable=True)
     with store.write() as change:
-        blocks.add(change, b"2026-01", [b"ann", b"bob"], rows_of([(0, 5), (1, 7)], 3))
+        blocks.add(change, b"2026-01", [b"ann", b"bob"], rows_of([(0, 5, 1), (1, 7, 1)], 3))
     with store.read() as snapshot:
         (value,) = (value for _, value in snapshot.scan("customers", b""))
     store.close()

@@ -1,8 +1,8 @@
 """Rows of customers as lines of words: the latest event time, then the micros of each column, then the events.
 
-Sixty-two bits are enough for nearly every amount and thirty for every count, so two counts share a word, and two rows
-are added word by word: nothing carries over. Half the bytes of 128-bit sums are half the time. Rows of which one does
-not fit are wide: the lines of `wide`, with low word, high word and events of each column.
+Sixty-two bits are enough for nearly every amount and thirty for every count, which is not below 0, so two counts share
+a word, and two rows are added word by word: nothing carries over. Half the bytes of 128-bit sums are half the time.
+Rows of which one does not fit are wide: the lines of `wide`, with low word, high word and events of each column.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opentab.replica import wide
+from opentab.replica.store import Buffer
 from opentab.replica.wide import NEVER_US, SUM, WORD, Cells, Ints, Sums, Words, row_type
 
 MICROS_PAST = 1 << 62
@@ -22,7 +23,6 @@ EVENTS_PAST = 1 << 30
 _TOO_MANY = np.int64(-0x3FFFFFFF40000000)  # the two topmost bits of both counts of a word
 _LONE = np.int64(EVENTS_PAST - 1)
 
-Buffer = bytes | memoryview
 Lines = npt.NDArray[np.int64]
 Index = Ints | slice
 
@@ -99,7 +99,8 @@ class Rows:
         if not self.is_wide:
             return self
         micros, high, events = (self.words[:, at::3] for at in (1, 2, 3))
-        if (high != micros >> 63).any() or _bound(micros) >= MICROS_PAST or _bound(events) >= EVENTS_PAST:
+        counts_fit = events.min(initial=0) >= 0 and events.max(initial=0) < EVENTS_PAST
+        if (high != micros >> 63).any() or _bound(micros) >= MICROS_PAST or not counts_fit:
             return self
         return _narrow(self.words[:, 0], micros, events)
 
@@ -129,17 +130,19 @@ def summed(columns: int, begins: Ints, column: Ints, low: Words, high: Ints, eve
     # No sum of several is larger than the largest times as many as the longest customer has.
     most = int(np.diff(begins, append=len(low)).max(initial=0))
     fits = _bound(micros) * most < MICROS_PAST and _bound(events) * most < EVENTS_PAST
-    if not fits or (high != micros >> 63).any():
-        sums = Sums(count * columns)
-        sums.add(at, low, high, events, last_us)
-        words = sums.rows(columns).view(np.int64).reshape(count, -1)
-        return Rows(words, columns, is_wide=True).packed()
-    cells = []
-    for numbers in (micros, events):
-        sums_of = np.zeros(count * columns, np.int64)
-        np.add.at(sums_of, at, numbers)
-        cells.append(sums_of.reshape(count, columns))
-    return _narrow(np.maximum.reduceat(last_us, begins), *cells)
+    if fits and (high == micros >> 63).all():
+        cells = []
+        for numbers in (micros, events):
+            sums_of = np.zeros(count * columns, np.int64)
+            np.add.at(sums_of, at, numbers)
+            cells.append(sums_of.reshape(count, columns))
+        # Entries that take repeats back may come apart from what they take back: then a count is below 0.
+        if int(cells[1].min(initial=0)) >= 0:
+            return _narrow(np.maximum.reduceat(last_us, begins), *cells)
+    sums = Sums(count * columns)
+    sums.add(at, low, high, events, last_us)
+    words = sums.rows(columns).view(np.int64).reshape(count, -1)
+    return Rows(words, columns, is_wide=True).packed()
 
 
 def added(one: Rows, other: Rows) -> Rows:
