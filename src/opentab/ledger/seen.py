@@ -46,7 +46,7 @@ class Keeper:
         self._rows_max = rows_max
         mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(len(COLUMNS), rows_max))
         self._begin = mapped.offset
-        self._file = path.open("r+b", buffering=0)
+        self._file = path.open("r+b")  # writes all of it or raises, also on a full disk
         self._rows = 0
 
     def add(self, table: pa.Table) -> None:
