@@ -11,8 +11,10 @@ import pytest
 
 import opentab as package
 from opentab.errors import InputError
+from opentab.lab.broker import Broker
 from opentab.lab.chaos.command import chosen
 from opentab.lab.chaos.faults import FAULTS
+from opentab.lab.chaos.watch import Flight, Read, Watch
 from product import OPENTAB, opentab
 
 NAMES = ("late-events", "executor", "driver", "broker", "sink", "replica")
@@ -99,3 +101,34 @@ def test_a_fault_that_does_not_exist_is_named() -> None:
 def test_the_documents_name_every_fault() -> None:
     text = Path(__file__).parents[1].joinpath("docs", "operating.md").read_text()
     assert [fault.name for fault in FAULTS if f"| `{fault.name}` |" not in text] == []
+
+
+def test_what_was_over_within_a_look_is_measured_by_its_neighbours() -> None:
+    """A look a second: late events are seen half a second after they came, and were on their way at the look before."""
+    watch = Watch((), Broker(Path("unused")), "unused")
+    assert watch.flight_max(0, 10) is None
+    watch.flights += [Flight(1.0, 9), Flight(2.0, 400), Flight(3.0, 20), Flight(4.0, 7), Flight(5.0, 800)]
+    assert watch.flight_max(2.2, 2.7) == 400
+    assert watch.flight_max(3.0, 3.0) == 400
+    assert watch.flight_max(3.1, 3.9) == 20
+    assert watch.flight_max(6.0, 7.0) == 800
+    assert watch.flight_max(0.0, 0.5) == 9
+
+
+def test_a_batch_from_before_a_blow_is_no_recovery_from_it() -> None:
+    watch = Watch((), Broker(Path("unused")), "unused")
+    watch._replicas = (object(), object())  # type: ignore[assignment]
+    struck = 100.0
+
+    def read(at: float, staleness_s: float, position: int) -> Read:
+        return Read(at, True, staleness_s, position, ())
+
+    def is_fresh() -> bool:
+        return watch.is_fresh(since=struck, position=7, staleness_s_max=5.0)
+
+    watch._latest = {0: read(100.2, 0.4, 8), 1: read(100.3, 0.5, 8)}
+    assert not is_fresh()
+    watch._latest = {0: read(104.0, 0.4, 9), 1: read(103.9, 4.2, 8)}
+    assert not is_fresh()
+    watch._latest = {0: read(104.0, 0.4, 9), 1: read(104.1, 0.5, 9)}
+    assert is_fresh()

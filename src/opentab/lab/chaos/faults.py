@@ -132,7 +132,7 @@ def worker_none(scene: Scene) -> None:
         backlog, began = scene.watch.flight_max(time.monotonic() - 3, time.monotonic()), time.monotonic()
         for worker in stage.cluster.workers:
             worker.daemon.start()
-    scene.notes |= {"backlog_events": backlog, "backlog_s": round(time.monotonic() - began, 1)}
+    scene.notes |= {"backlog_events": backlog or 0, "backlog_s": round(time.monotonic() - began, 1)}
 
 
 def driver(scene: Scene) -> None:

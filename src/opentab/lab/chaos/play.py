@@ -32,7 +32,7 @@ class Result:
     reads_answered: float | None  # by either replica, from the blow until all was well
     replica_reads_answered: tuple[float, ...]  # by each of them
     staleness_s_max: float | None
-    in_flight_max: int
+    in_flight_max: int | None
     strikes: tuple[Strike, ...]
     notes: dict[str, int | float]
     verdict: Verdict | None

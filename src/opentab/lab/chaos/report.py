@@ -37,7 +37,7 @@ def row(result: Result) -> tuple[str, ...]:
         _seconds(result.recovery_s),
         _percent(result.reads_answered),
         _seconds(result.staleness_s_max),
-        f"{result.in_flight_max:,} events",
+        "-" if result.in_flight_max is None else f"{result.in_flight_max:,} events",
     )
 
 
@@ -158,7 +158,7 @@ def _sink(run: Run) -> str:
 
 def _backlog(run: Run) -> str:
     for result in _named(run, "worker-none"):
-        if result.notes.get("backlog_s"):
+        if result.notes.get("backlog_events") and result.notes.get("backlog_s"):
             events, seconds = result.notes["backlog_events"], result.notes["backlog_s"]
             worked = f"worked off in {seconds:.0f} s by two executors of one core"
             return f"a backlog of {events:,} events, and what came meanwhile, {worked}"

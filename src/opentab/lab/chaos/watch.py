@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -44,6 +46,7 @@ class _Answer(msgspec.Struct):
     staleness_ms: int | None = None
 
 
+_at = attrgetter("at")
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
@@ -72,14 +75,17 @@ class Watch:
             thread.join()
 
     def is_fresh(self, *, since: float, position: int, staleness_s_max: float) -> bool:
-        """Whether every replica has answered since then, from a batch behind that position, and not from long ago."""
+        """Whether every replica answers with what was so since then, from a batch behind that position.
+
+        A batch that was committed right before a blow and read after it says nothing of what the blow did.
+        """
         found = [self._latest.get(number) for number in range(len(self._replicas))]
         return all(
             read is not None
             and read.at > since
             and read.position > position
             and read.staleness_s is not None
-            and read.staleness_s < staleness_s_max
+            and read.staleness_s < min(staleness_s_max, read.at - since)
             for read in found
         )
 
@@ -91,9 +97,15 @@ class Watch:
     def reads_between(self, first: float, last: float) -> list[Read]:
         return [read for read in [*self.reads] if first <= read.at <= last]
 
-    def flight_max(self, first: float, last: float) -> int:
-        """The most that was on its way, as far as the broker could be asked."""
-        return max((flight.messages for flight in [*self.flights] if first <= flight.at <= last), default=0)
+    def flight_max(self, first: float, last: float) -> int | None:
+        """The most that was on its way, the looks right before and right after included; None if nobody looked.
+
+        What was over within a look was on its way at the one before, and a broker that is down cannot be asked.
+        """
+        flights = [*self.flights]
+        begin = max(bisect_left(flights, first, key=_at) - 1, 0)
+        end = bisect_right(flights, last, key=_at) + 1
+        return max((flight.messages for flight in flights[begin:end]), default=None)
 
     def _read(self) -> None:
         turn = 0
@@ -126,8 +138,9 @@ class Watch:
 
     def _count(self) -> None:
         while not self._ends.wait(LOOK_SECONDS):
-            written = self._broker.message_count(self._topic)
-            at, seen = time.monotonic(), self._seen()
+            # What was seen is asked first: the other way round, what is slow to answer would hide what is on its way.
+            seen = self._seen()
+            at, written = time.monotonic(), self._broker.message_count(self._topic)
             if written is not None and seen is not None:
                 self.flights.append(Flight(at, max(0, written - seen)))
 
