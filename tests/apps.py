@@ -11,7 +11,7 @@ import httpx
 
 from opentab.config import Home
 from opentab.replica.follower import Follower
-from opentab.server.app import build_app
+from opentab.server.app import build
 
 
 class App:
@@ -43,7 +43,7 @@ def catch_up(home: Home) -> None:
 @contextmanager
 def app_of(home: Home) -> Iterator[App]:
     catch_up(home)
-    app = build_app(home)
+    app = build(home).app
     yield App(app)
     asyncio.run(_ended(app))
 

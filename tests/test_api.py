@@ -187,19 +187,6 @@ def test_types_over_any_range_of_days(app: App) -> None:
     assert ask("?from=2026-01-11&period=2026-01&group=day")[0]["day"] == "2026-01-11"
 
 
-def test_the_hot_read_says_what_the_usual_way_says(app: App) -> None:
-    for name in ("ann", "bob", "nobody"):
-        hot, usual = app.get(f"/v1/customers/{name}"), app.get(f"/v1/customers/{name}?min_position=0")
-        assert still(hot.json()) == still(usual.json())
-        moving = {"opentab-staleness-ms", "content-length"}
-        assert hot.status_code == usual.status_code
-        assert {k: v for k, v in hot.headers.items() if k not in moving} == {
-            k: v for k, v in usual.headers.items() if k not in moving
-        }
-    etag = app.get("/v1/customers/ann").headers["etag"]
-    assert app.get("/v1/customers/ann", headers={"if-none-match": f'"other", W/{etag}'}).status_code == 304
-
-
 # Forms
 
 

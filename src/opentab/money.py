@@ -23,8 +23,10 @@ Micros = TypeVar("Micros", int, npt.NDArray[np.int64])
 
 def format_micros(micros: int) -> str:
     """Write micros with all six decimals: 12340000 becomes "12.340000"."""
-    digits = f"{abs(micros):07d}"
-    return f"{'-' if micros < 0 else ''}{digits[:-6]}.{digits[-6:]}"
+    digits = str(micros)
+    if micros < MICROS_PER_UNIT:  # a sign, or zeros that are not written
+        digits = f"{'-' if micros < 0 else ''}{abs(micros):07d}"
+    return f"{digits[:-6]}.{digits[-6:]}"
 
 
 def minor_digits(currency: str) -> int:

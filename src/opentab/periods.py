@@ -24,6 +24,8 @@ EPOCH_DAY = date(1970, 1, 1)
 DAY_US = 86_400_000_000
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
+_TWO = [f"{number:02d}" for number in range(60)]
+_THREE = [f"{number:03d}" for number in range(1000)]
 
 # The days and instants that a calendar can hold; an event outside of either is bad_time.
 DAY_MIN = (date(1, 1, 1) - EPOCH_DAY).days
@@ -53,8 +55,8 @@ def format_us(us: int | None) -> str | None:
     if us is None:
         return None
     minute, rest_us = divmod(min(max(us, INSTANT_MIN_US), INSTANT_MAX_US), MINUTE_US)
-    milliseconds = rest_us // 1000
-    return f"{_minute_text(minute)}:{milliseconds // 1000:02d}.{milliseconds % 1000:03d}Z"
+    second, rest_us = divmod(rest_us, SECOND_US)
+    return f"{_minute_text(minute)}:{_TWO[second]}.{_THREE[rest_us // 1000]}Z"
 
 
 @lru_cache(maxsize=65_536)

@@ -16,7 +16,6 @@ from opentab.lab.news import News
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import Place, Total, customer_totals, place_of
-from opentab.periods import from_us
 from opentab.sinks.files import missing
 
 START_SECONDS_MAX = 120
@@ -126,4 +125,4 @@ def _scene(home: Home, news: News, *, generating: bool) -> Scene:
 
 def simulated_day(scene: Scene) -> str:
     """The day up to which the log is believed complete."""
-    return "-" if scene.place.watermark_us is None else f"{from_us(scene.place.watermark_us):%Y-%m-%d}"
+    return "-" if scene.place.watermark is None else scene.place.watermark[:10]

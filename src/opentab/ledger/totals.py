@@ -51,15 +51,17 @@ class Total:
         return used + sum(a.amount_micros for a in self.adjustments) if self.adjustments else used
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
     """How far a reader has seen: a position and the watermark there."""
 
-    position: int
-    watermark_us: int | None
+    __slots__ = ("position", "watermark")
+
+    def __init__(self, position: int, watermark_us: int | None) -> None:
+        self.position = position
+        self.watermark = format_us(watermark_us)  # written once, and not for each of many totals
 
     def as_json(self) -> dict[str, object]:
-        return {"position": self.position, "watermark": format_us(self.watermark_us)}
+        return {"position": self.position, "watermark": self.watermark}
 
 
 def place_of(journal: Journal | None) -> Place:
@@ -106,7 +108,8 @@ def total_as_json(total: Total, place: Place) -> dict[str, object]:
         "types": {type_: format_micros(micros) for type_, micros in total.types.items()},
         "adjustments": [adjustment.as_json() for adjustment in total.adjustments],
         "events": total.event_count,
-        **place.as_json(),
+        "position": place.position,
+        "watermark": place.watermark,
     }
 
 

@@ -42,8 +42,11 @@ class Answers:
         self.moment = moment
         self.source = REPLICA  # where the answer came from
 
-    def at_a_glance(self, customer: str) -> Json | None:
-        """The current period's running total, the other open periods, and the last closed ones that are hot."""
+    def at_a_glance(self, customer: str, *, hot_only: bool = False) -> Json | None:
+        """The current period's running total, the other open periods, and the last closed ones that are hot.
+
+        Whoever has none of these is looked up in the ledger, unless only what is hot is asked for.
+        """
         current: Json | None = None
         opened: list[Json] = []
         closed: list[Json] = []
@@ -60,6 +63,8 @@ class Answers:
             else:
                 closed.append(total)
         if current is None and not opened and not closed:
+            if hot_only:
+                return None
             closed = self._old_totals(customer)[: -LAST_CLOSED - 1 : -1]
             if not closed:
                 return None
@@ -79,12 +84,16 @@ class Answers:
         if row is None:
             return None
         cells, last_us = row
-        total = Total(period, customer, self.moment.status(period))
-        for type_, column in self.moment.columns:
-            if column < len(cells) and cells[column][1]:
+        moment, width = self.moment, len(cells)
+        used: dict[str, int] = {}
+        count = 0
+        for type_, column in moment.columns:
+            if column < width:
                 micros, events = cells[column]
-                total.types[type_] = micros
-                total.event_count += events
+                if events:
+                    used[type_] = micros
+                    count += events
+        total = Total(period, customer, moment.status(period), used, [], count)
         if cells[0][1]:
             self._add_adjustments(total)
         return self._shown(total, last_us)

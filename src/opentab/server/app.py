@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 
 from opentab import __version__
 from opentab.config import Home
 from opentab.replica.reader import Reader
-from opentab.server.asgi_name import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.book import Book
+from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.desk import Desk
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
@@ -22,7 +22,7 @@ from opentab.server.hot import HotReads
 from opentab.server.intake import Intake
 from opentab.server.limits import InTime, SmallOnly
 from opentab.server.metrics import Counters, Timed
-from opentab.server.paths import RawPaths
+from opentab.server.paths import App, RawPaths
 from opentab.server.problem import install
 from opentab.server.routes import (
     batches,
@@ -42,10 +42,18 @@ from opentab.server.tokens import Gate, read_key
 DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Every answer says how fresh it is."
 
 
-def build_app(home: Home) -> Any:
-    """An ASGI app that answers from the home's replica.
+@dataclass(frozen=True, slots=True)
+class Service:
+    """An ASGI app for every request, and the hot read, which a server may ask first."""
 
-    From the outside in: who may ask, the hot read, how large and how long a request may be, the clock, the endpoints.
+    app: App
+    hot: HotReads
+
+
+def build(home: Home) -> Service:
+    """All that answers from the home's replica.
+
+    From the outside in: who may ask, how large and how long a request may be, the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk, book = Desk(home, reader), Book(home)
@@ -79,5 +87,6 @@ def build_app(home: Home) -> Any:
     gate = Gate(key, home.revoked_path) if key is not None else None
     session.add_routes(api, home, gate)
     page.add_routes(api)
-    inner = HotReads(SmallOnly(InTime(RawPaths(Timed(api, counters)))), desk, counters)
-    return LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)
+    inner = SmallOnly(InTime(RawPaths(Timed(api, counters))))
+    guard = LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)
+    return Service(guard, HotReads(desk, guard, counters))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from opentab.config import Home
-from opentab.errors import ReplicaError
+from opentab.errors import OpentabError, ReplicaError
 from opentab.heartbeat import Heartbeat
 from opentab.ledger.journal import Journal
 from opentab.ledger.trouble import reading
@@ -22,7 +22,7 @@ from opentab.periods import Period, day_of_number, first_day, last_day
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
-from opentab.server.answers import LEDGER, Answers
+from opentab.server.answers import LEDGER, REPLICA, Answers
 from opentab.server.archive import Archive
 from opentab.server.freshness import Freshness, Pulse, freshness_of
 from opentab.server.metrics import LedgerCollector
@@ -69,7 +69,7 @@ class Days:
         return {"from": str(self.first), "to": str(self.last)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """An answer, ready to be sent."""
 
@@ -103,6 +103,7 @@ class Desk:
         self._moment: Moment | None = None
         self._fresh: tuple[Moment, Heartbeat | None, int, Freshness] | None = None
         self._plain_headers: tuple[Freshness, dict[str, str]] | None = None
+        self._told: tuple[Freshness, bytes, dict[str, str]] | None = None
 
     def answer(
         self,
@@ -128,6 +129,31 @@ class Desk:
         body = found if isinstance(found, dict) else {"items": found}
         # An invoice has a position of its own; that of the answer is in the headers then.
         return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
+
+    def glances(self, customers: Sequence[str]) -> list[Reply | None]:
+        """What `answer` says to the question that everyone asks, for several at once and in less time.
+
+        None where it would say anything but a total from the replica. How fresh answers are is written once a
+        millisecond, and put behind each.
+        """
+        try:
+            with self._reader.read() as snapshot:
+                answers = self._answers(snapshot)
+                fresh = self._freshness(answers.moment)
+                known = self._told
+                if known is None or known[0] is not fresh:
+                    told = msgspec.json.encode({"source": REPLICA, **fresh.as_json()})
+                    known = self._told = (fresh, b"," + told[1:], self._headers(fresh, AS_JSON))
+                return [self._glance(answers, customer, known[1], known[2]) for customer in customers]
+        except ReplicaError:
+            return [None] * len(customers)
+
+    def _glance(self, answers: Answers, customer: str, told: bytes, headers: dict[str, str]) -> Reply | None:
+        try:
+            found = answers.at_a_glance(customer, hot_only=True)
+        except OpentabError:
+            return None
+        return Reply(200, msgspec.json.encode(found)[:-1] + told, headers) if found else None
 
     def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
         """The position, an answer with how fresh it is, and the answer alone."""

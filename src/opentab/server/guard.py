@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from opentab.server.paths import App, parts_of
@@ -27,6 +28,15 @@ TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 TOKEN_CUSTOMER = "opentab.token_customer"  # and which customer's events alone it may see; None: all
 
 
+class Guard(Protocol):
+    """An app that lets a request pass, or says why it does not."""
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None: ...
+
+    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether it would let a GET of this customer pass, as far as can be told from the headers alone."""
+
+
 class LoopbackOnly:
     """Answers only who calls it by a loopback name: a foreign page's requests carry that page's own."""
 
@@ -34,11 +44,14 @@ class LoopbackOnly:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and not is_loopback_name(_header(scope, b"host")):
+        if scope["type"] == "http" and not is_loopback_name(_header(scope["headers"], b"host")):
             refusal = problem(403, "without a key this server answers on loopback names only, such as 127.0.0.1")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        return is_loopback_name(_header(headers, b"host"))
 
 
 class TokensOnly:
@@ -58,17 +71,27 @@ class TokensOnly:
                     return
         await self._app(scope, receive, send)
 
+    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        kind, _, text = _header(headers, b"authorization").partition(" ")
+        if kind.lower() != "bearer":
+            return False
+        try:
+            token = self._gate.check(text.strip())
+        except TokenRefused:
+            return False
+        return may(token, "GET", ["v1", "customers", customer], None)
+
     def _refusal(self, scope: dict[str, Any], parts: list[str]) -> Any:
         asked = scope.get("query_string", b"")
         query = parse_qs(asked.decode("latin-1"), keep_blank_values=True) if asked else {}
-        text = _header(scope, b"authorization")
+        text = _header(scope["headers"], b"authorization")
         kind, _, token_text = text.partition(" ")
         if kind.lower() != "bearer":
             # A browser's EventSource cannot send headers.
             token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
         if kind.lower() != "bearer" and not token_text and scope["method"] in ("GET", "HEAD"):
             # The page's own: a browser sends it by itself, so it must not be able to change anything.
-            token_text = token_in(_header(scope, b"cookie"))
+            token_text = token_in(_header(scope["headers"], b"cookie"))
         if not token_text:
             return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
         try:
@@ -97,6 +120,6 @@ def is_loopback_name(host: str) -> bool:
         return False
 
 
-def _header(scope: dict[str, Any], name: bytes) -> str:
-    found = [value for key, value in scope["headers"] if key == name]
+def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str:
+    found = [value for key, value in headers if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else ""

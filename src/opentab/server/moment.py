@@ -22,7 +22,7 @@ class Moment:
         text = meta.record if meta else None
         self.record: BatchRecord | None = msgspec.json.decode(text, type=BatchRecord) if text else None
         self.place = Place(self.record.batch, self.record.watermark_us) if self.record else Place(0, None)
-        self.watermark = format_us(self.place.watermark_us)
+        self.watermark = self.place.watermark
         self.as_of = format_us(self.record.committed_us) if self.record else None
         self.current_period: Period | None = None
         if self.record is not None and self.record.newest_us is not None:

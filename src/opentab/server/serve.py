@@ -11,20 +11,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from opentab.config import Home, is_loopback
 from opentab.errors import ConfigError, InputError
-from opentab.server.asgi_name import DIRECTORY_VARIABLE, HOME_VARIABLE, STOPPING_NAME, TARGET
+from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.tokens import read_key
 
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 60.0
-STOP_SECONDS_MAX = 5  # then requests that are not done are cut off
-HEADERS_BYTES_MAX = 64 * 1024  # beyond this a connection is not even read
+STOP_SECONDS_MAX = 8.0  # then a process is killed: longer than a worker gives its requests
+BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,81 +36,63 @@ class Tls:
 
 def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, say: Callable[[str], None]) -> None:
     """Answer until a signal comes."""
-    from granian import Granian
-    from granian.constants import Interfaces, Loops
-    from granian.http import HTTP1Settings
-    from granian.log import LogLevels
-
     check_address(host, has_key=read_key(home) is not None)
     if tls is not None:
         check_tls(tls)
-    check_free(host, port)
-    os.environ[HOME_VARIABLE] = str(home.path)
-    counted = tempfile.TemporaryDirectory(prefix="opentab-metrics-")
-    os.environ[DIRECTORY_VARIABLE] = counted.name
-    follower = FollowerProcess(home)
-    follower.start()
-    server = Granian(
-        TARGET,
-        address=host,
-        port=port,
-        interface=Interfaces.ASGI,
-        workers=workers,
-        loop=Loops.uvloop,
-        http1_settings=HTTP1Settings(max_buffer_size=HEADERS_BYTES_MAX),
-        ssl_cert=tls.cert if tls else None,
-        ssl_key=tls.key if tls else None,
-        log_level=LogLevels.warning,
-        respawn_failed_workers=True,
-        workers_kill_timeout=STOP_SECONDS_MAX,
-        websockets=False,
-    )
-    server.on_startup(lambda: tell_of_stop(Path(counted.name) / STOPPING_NAME))
-    scheme = "https" if tls else "http"
-    say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
-    try:
-        server.serve()
-    finally:
-        follower.stop()
-        counted.cleanup()
-
-
-def tell_of_stop(flag: Path) -> None:
-    """Let a signal to stop leave a file that the workers see: streams end then, which else would hold them up."""
+    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        before: Any = signal.getsignal(number)
+        signal.signal(number, lambda *_: stopped.set())
+    with listening(host, port) as listener, tempfile.TemporaryDirectory(prefix="opentab-metrics-") as counted:
+        os.environ[DIRECTORY_VARIABLE] = counted
+        ours = [str(home.path), str(os.getpid())]
+        files = [str(tls.cert), str(tls.key)] if tls else []
+        answering = ["opentab.server.worker", *ours, str(listener.fileno()), *files]
+        kept = [Kept(["opentab.replica.follow", *ours]), *(Kept(answering, listener) for _ in range(workers))]
+        for one in kept:
+            one.start()
+        scheme = "https" if tls else "http"
+        say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
+        stopped.wait()
+        # Streams look for it, and end; they would hold the workers up otherwise.
+        (Path(counted) / STOPPING_NAME).touch()
+        listener.close()
+        for one in kept:
+            one.stop()
+        for one in kept:
+            one.join()
 
-        def stop(signum: int, frame: Any, before: Any = before) -> None:
-            flag.touch()
-            before(signum, frame)
 
-        signal.signal(number, stop)
+class Kept:
+    """A module as a process, started again when it ends, until it is stopped."""
 
-
-class FollowerProcess:
-    """Keeps a follower running beside the server."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, module: Sequence[str], listener: socket.socket | None = None) -> None:
+        self._command = [sys.executable, "-m", *module]
+        self._inherited = () if listener is None else (listener.fileno(),)
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._keep, name="follower", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        """Ask it to end."""
         self._stopping.set()
         if self._process is not None:
             self._process.terminate()
-        self._thread.join()
+
+    def join(self) -> None:
+        """Wait until it has ended; not for long."""
+        self._thread.join(STOP_SECONDS_MAX)
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()
+            self._thread.join()
 
     def _keep(self) -> None:
-        command = [sys.executable, "-m", "opentab.replica.follow", str(self._home.path), str(os.getpid())]
         pause = RESTART_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
             if self._stopping.is_set():
                 self._process.terminate()
             self._process.wait()
@@ -148,10 +129,17 @@ def check_tls(tls: Tls) -> None:
 
 def check_free(host: str, port: int) -> None:
     """Say before anything starts that a port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}", hint="give --port") from error
+    listening(host, port).close()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on; says so where the port is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}", hint="give --port") from error
+    return listener

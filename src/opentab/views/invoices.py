@@ -113,7 +113,7 @@ def print_periods(home: Home, journal: Journal | None, format_: str) -> None:
         terminal.print_csv(PERIOD_COLUMNS, rows)
         return
     terminal.print_table(PERIOD_COLUMNS, rows, right=PERIOD_COLUMNS[2:8])
-    _print_note(f"{currency}, position {place.position}, watermark {format_us(place.watermark_us) or 'none'}")
+    _print_note(f"{currency}, position {place.position}, watermark {place.watermark or 'none'}")
     for s in found:
         if s.missing is not None:
             _print_note(f"{s.period} {s.missing.as_text()}")

@@ -10,7 +10,6 @@ from opentab.config import Home
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import RangeTotal, customer_totals, place_of, range_totals, total_as_json, type_totals
 from opentab.money import format_micros
-from opentab.periods import format_us
 
 
 def print_by_customer(
@@ -101,7 +100,7 @@ def _types(home: Home, found: Iterable[Mapping[str, int]]) -> list[str]:
 
 def _print_place(home: Home, journal: Journal | None) -> None:
     place = place_of(journal)
-    watermark = format_us(place.watermark_us) or "none"
+    watermark = place.watermark or "none"
     terminal.write(
         terminal.paint(f"{home['billing.currency']}, position {place.position}, watermark {watermark}", terminal.DIM)
     )

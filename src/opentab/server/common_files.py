@@ -1,9 +1,7 @@
-"""How the HTTP workers find their app and their home."""
+"""Where the workers of one server leave what they have in common."""
 
 from __future__ import annotations
 
-TARGET = "opentab.server.asgi:app"
-HOME_VARIABLE = "OPENTAB_SERVED_HOME"
 # Where the workers count what they did; prometheus-client reads this name.
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 # A file there: the server is about to stop.

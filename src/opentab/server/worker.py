@@ -1,0 +1,66 @@
+"""One HTTP worker, a process of its own: `python -m opentab.server.worker`, started by `opentab serve`.
+
+It answers at a socket that its server listens on; several of them share it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+
+from opentab import config
+from opentab.parent import end_with_parent
+from opentab.server.app import build
+from opentab.server.protocol import Protocol
+
+STOP_SECONDS_MAX = 5  # then requests that are not done are cut off
+KEEP_ALIVE_SECONDS = 75
+
+
+def work(home: Path, listener: socket.socket, cert: str | None, key: str | None) -> None:
+    """Answer until a signal comes."""
+    service = build(config.load(home))
+    # What is here now stays; there is no need to go through all of it for every few thousand answers.
+    gc.collect()
+    gc.freeze()
+    options = uvicorn.Config(
+        cast("Any", service.app),
+        http=cast("Any", partial(Protocol, service.hot)),
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    uvicorn.Server(options).run(sockets=[listener])
+
+
+def main() -> None:
+    """Arguments: the home, the server's process, the socket's number, and a certificate and its key for TLS."""
+    home, parent, number, *files = sys.argv[1:]
+    # Without it a worker would go on listening, and no other server could take its place.
+    end_with_parent(int(parent))
+    cert, key = files or (None, None)
+    try:
+        work(Path(home), socket.socket(fileno=int(number)), cert, key)
+    except KeyboardInterrupt:
+        return  # uvicorn has ended in peace, and says again what it was told
+
+
+if __name__ == "__main__":
+    main()
