@@ -102,7 +102,9 @@ class Runs:
         """The first words of the keys of a run, in order; from its file where its columns are not at hand."""
         path = self._path_of(Run(file.path, file.rows))
         if path.exists():
-            return cast("npt.NDArray[np.int64]", np.load(path, mmap_mode="r")[0][: file.rows])
+            begin = cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r")).offset
+            # Read, not mapped: all of them are wanted, once.
+            return np.fromfile(path, np.int64, file.rows, offset=begin)
         return cast("npt.NDArray[np.int64]", read_parquet(self._root / file.path, ["key_high"])["key_high"].to_numpy())
 
     def keep(self, file: StagedFile, table: pa.Table) -> None:
@@ -111,6 +113,24 @@ class Runs:
             with self.keeping(file.rows) as keeper:
                 keeper.add(table)
                 keeper.finish(Run(file.path, file.rows))
+
+    def keep_some(self, before: StagedFile, file: StagedFile, kept: npt.NDArray[np.bool_]) -> bool:
+        """Have the columns of a run at hand that is another one, which nobody will ask for, without some of its rows.
+
+        False where the columns of that one are not at hand.
+        """
+        path = self._path_of(Run(before.path, before.rows))
+        if file.rows < MAPPED_ROWS or not path.exists():
+            return False
+        aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
+        path.replace(aside)
+        try:
+            for column in np.load(aside, mmap_mode="r+"):
+                column[: file.rows] = column[: before.rows][kept]
+            self.take_up(aside, Run(file.path, file.rows))
+        finally:
+            aside.unlink(missing_ok=True)
+        return True
 
     @contextmanager
     def keeping(self, rows_max: int) -> Iterator[Keeper]:

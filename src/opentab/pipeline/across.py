@@ -75,7 +75,8 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     words = _shared_words(order, runs)
     if not len(words):
         return Repeats()
-    tables = [read_parquet(order.journal / file.path).select(SEEN.names) for file in runs]
+    with ThreadPoolExecutor() as pool:  # Arrow reads and writes files, and leaves Python alone meanwhile
+        tables = list(pool.map(lambda file: read_parquet(order.journal / file.path).select(SEEN.names), runs))
     shared = _shared(tables, words, order.forgotten_us)
     if not len(shared):
         return Repeats()
@@ -112,20 +113,21 @@ def _set_right(
     entries = _taken_back(events, order.batch)
     gone = [shared.row[losers[shared.run[losers] == number]] for number in range(len(runs))]
     changed = [number for number in range(len(runs)) if len(gone[number])]
-    with ThreadPoolExecutor() as pool:  # the files are written by Arrow, which leaves Python alone meanwhile
-        anew = pool.map(lambda number: _without(order, tables[number], gone[number]), changed)
+    with ThreadPoolExecutor() as pool:
+        anew = pool.map(lambda number: _without(order, runs[number], tables[number], gone[number]), changed)
         files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
         files += [run for run in anew if run is not None]
     return Repeats(events, entries.num_rows, {runs[number].path for number in changed}, files)
 
 
-def _without(order: Order, table: pa.Table, gone: Int64s) -> StagedFile | None:
+def _without(order: Order, before: StagedFile, table: pa.Table, gone: Int64s) -> StagedFile | None:
     """A run without some of its rows, written anew; None where none is left."""
     kept = np.ones(table.num_rows, np.bool_)
     kept[gone] = False
     table = table.cast(SEEN).filter(pa.array(kept))
     run = stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
-    if run is not None and order.journal.is_local:  # the next batch's tasks are likely to be on this machine
+    # The next batch's tasks are likely to be on this machine.
+    if run is not None and order.journal.is_local and not runs_of(order.journal).keep_some(before, run, kept):
         runs_of(order.journal).keep(run, table)
     return run
 
@@ -168,10 +170,10 @@ def _places_of(words: Int64s, sorted_words: Int64s) -> Int64s:
 
 
 def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:
-    """The first words of keys that are in more than one run."""
+    """The first words of keys that are in more than one run, and some that are twice in one."""
     if len(runs) < 2:
         return np.zeros(0, np.int64)
-    words = [_distinct(runs_of(order.journal).first_words(file)) for file in runs]
+    words = [runs_of(order.journal).first_words(file) for file in runs]
     joined = np.sort(np.concatenate(words), kind="stable")  # it merges what is in order already
     return _distinct(joined[1:][joined[1:] == joined[:-1]])
 

@@ -141,11 +141,11 @@ def seen_run(
     asked: Sequence[Asked], asking: Asking, settled: Settled, verdicts: Sequence[Verdict], *, batch: int
 ) -> pa.Table:
     """Rows of the schema SEEN in the order of a run: what counted, and what was rejected and has an id."""
-    is_plain = settled.all_count and not asking.reversals and len(settled.order) == len(asking)
+    is_plain = not (settled.refused or asking.reversals or settled.any_conflict) and len(settled.order) == len(asking)
     if not is_plain or any(refusal.id for one in asked for _, refusal in one.decoded.refusals):
         return sorted_run(_seen_rows(asked, verdicts, batch=batch))
-    # Nearly always: a row for each that was asked about, in an order that is known.
-    order = settled.order
+    # Nearly always: a row for each that counted, in an order that is known.
+    order = settled.order if settled.all_count else settled.order[settled.state[settled.order] == COUNTS]
     names = pa.array(sorted({one.partition for one in asked}), pa.string())
     if len(names) == 1:
         partition = pa.repeat(names[0], len(order))
