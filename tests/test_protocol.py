@@ -7,11 +7,11 @@ import http.client
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,6 +23,10 @@ from uvicorn.server import ServerState
 from ledgers import bill, new_home
 from opentab.config import Home
 from opentab.server import protocol
+from opentab.server.desk import Reply
+from opentab.server.guard import LoopbackOnly
+from opentab.server.hot import HotReads
+from opentab.server.metrics import Counters
 from opentab.server.tokens import Role, issue, read_key
 from processes import free_port, serving, wait_for
 from product import event, opentab
@@ -137,7 +141,7 @@ def test_heads_have_an_end(url: str) -> None:
     with closing(connect(url)) as line:
         line.sendall(f"GET {HOT} HTTP/1.1\r\n".encode())
         with suppress(ConnectionError):
-            for _ in range(100):
+            for _ in range(10_000):  # more than lies between us
                 line.sendall(f"x-more: {'x' * 10_000}\r\n".encode())
             pytest.fail("it reads on")
 
@@ -172,25 +176,118 @@ def test_hot_reads_are_counted(home: Home) -> None:
         wait_for(lambda: counted() == 25, "all of them were told")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /v1/cust"])
-def test_who_says_nothing_more_is_not_waited_for(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS_MAX", 0.05)
+REFUSED = b"HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 
-    async def app(scope: object, receive: object, send: object) -> None:
-        raise AssertionError("nothing was asked")
+
+class NoDesk:
+    """Has an answer of some size for everyone, or for nobody."""
+
+    def __init__(self, size: int | None) -> None:
+        self._size = size
+
+    def glances(self, customers: list[str]) -> list[Reply | None]:
+        if self._size is None:
+            raise RuntimeError("a bug")
+        return [Reply(200, b"x" * self._size, {}) for _ in customers]
+
+
+async def _refuse(scope: object, receive: object, send: Any) -> None:
+    """An app that reads nothing."""
+    await send({"type": "http.response.start", "status": 409, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+@asynccontextmanager
+async def connected(
+    size: int | None = 10,
+) -> AsyncIterator[tuple[list[protocol.Protocol], asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server in this process."""
+    made: list[protocol.Protocol] = []
+    guard = LoopbackOnly(_refuse)
+    hot = HotReads(NoDesk(size), guard, Counters())  # type: ignore[arg-type]
+    config = uvicorn.Config(_refuse, log_config=None, date_header=False)
+
+    def make() -> protocol.Protocol:
+        made.append(protocol.Protocol(hot, config=config, server_state=ServerState(), app_state={}))
+        return made[0]
+
+    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=2**20)
+        yield made, reader, writer
+        writer.close()
+        for one in made:
+            one.transport.abort()
+        while tasks := [task for one in made for task in one.tasks]:  # they see that nobody is there
+            await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"\r\n", b""),
+        (b"GET /v1/cust", b""),
+        (b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n12", REFUSED),
+        (CHUNKED + b"2\r\n12\r\n", REFUSED),
+        (CHUNKED + b"0\r\na: b\r\n", REFUSED),
+    ],
+)
+def test_who_says_nothing_more_is_not_waited_for(sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNFINISHED_SECONDS_MAX", 1.0)
 
     async def ask() -> bytes:
-        options = {"config": uvicorn.Config(app, log_config=None), "server_state": ServerState(), "app_state": {}}
-        made = partial(protocol.Protocol, None, **options)  # type: ignore[arg-type]
-        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
-        async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(sent)
-            ended = await asyncio.wait_for(reader.read(), timeout=20)
-            writer.close()
-            return ended
+        async with connected() as (made, reader, writer):
+            while not made:
+                await asyncio.sleep(0)
+            made[0].timeout_keep_alive = 1.0
+            for byte in sent:
+                writer.write(bytes([byte]))
+                await writer.drain()
+            return await asyncio.wait_for(reader.read(), timeout=20)
 
-    assert asyncio.run(ask()) == b""
+    assert asyncio.run(ask()) == answer
+
+
+def test_what_comes_behind_a_body_has_an_end() -> None:
+    async def ask() -> None:
+        async with connected() as (_, _, writer):
+            writer.write(CHUNKED + b"0\r\n")
+            with pytest.raises(ConnectionError):
+                for _ in range(100_000):
+                    writer.write(b"a: " + b"x" * 1_000 + b"\r\n")
+                    await writer.drain()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("path", [HOT, "/healthz"])
+def test_who_does_not_read_is_not_answered_for_ever(path: str) -> None:
+    """What waits to be sent, and what waits to be answered, stays small."""
+
+    async def ask() -> tuple[int, int]:
+        async with connected(size=1_000) as (made, _, writer):
+            many = request(path) * 1_000
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    for _ in range(1_000):
+                        writer.write(many)
+                        await writer.drain()
+            (one,) = made
+            return one.transport.get_write_buffer_size(), len(one.pipeline)
+
+    waiting_bytes, waiting_requests = asyncio.run(ask())
+    assert waiting_bytes < 8 * 2**20
+    assert waiting_requests < 20_000
+
+
+def test_a_bug_is_met_again_by_the_usual_way() -> None:
+    async def ask() -> bytes:
+        async with connected(size=None) as (_, reader, writer):
+            writer.write(request(HOT) * 2)
+            return await asyncio.wait_for(reader.readexactly(2 * len(REFUSED)), timeout=20)
+
+    assert asyncio.run(ask()) == REFUSED * 2
 
 
 def test_tokens_are_checked(tmp_path: Path) -> None:

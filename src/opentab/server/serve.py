@@ -12,8 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+
+from prometheus_client.multiprocess import mark_process_dead
 
 from opentab.config import Home, is_loopback
 from opentab.errors import ConfigError, InputError
@@ -39,9 +43,9 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
     check_address(host, has_key=read_key(home) is not None)
     if tls is not None:
         check_tls(tls)
-    stopped = threading.Event()
+    signals: SimpleQueue[int] = SimpleQueue()  # unlike an event, it may be told in the midst of anything
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda number, _: signals.put(number))
     with listening(host, port) as listener, tempfile.TemporaryDirectory(prefix="opentab-metrics-") as counted:
         os.environ[DIRECTORY_VARIABLE] = counted
         ours = [str(home.path), str(os.getpid())]
@@ -52,14 +56,15 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
             one.start()
         scheme = "https" if tls else "http"
         say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
-        stopped.wait()
+        signals.get()
         # Streams look for it, and end; they would hold the workers up otherwise.
         (Path(counted) / STOPPING_NAME).touch()
         listener.close()
         for one in kept:
             one.stop()
+        deadline = time.monotonic() + STOP_SECONDS_MAX
         for one in kept:
-            one.join()
+            one.join(deadline)
 
 
 class Kept:
@@ -81,9 +86,9 @@ class Kept:
         if self._process is not None:
             self._process.terminate()
 
-    def join(self) -> None:
-        """Wait until it has ended; not for long."""
-        self._thread.join(STOP_SECONDS_MAX)
+    def join(self, deadline: float) -> None:
+        """Wait until it has ended; kill it if it does not in time."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
             self._thread.join()
@@ -92,10 +97,12 @@ class Kept:
         pause = RESTART_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
-            if self._stopping.is_set():
-                self._process.terminate()
-            self._process.wait()
+            with suppress(OSError):  # a machine without a process or memory to spare may have some later
+                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
+                if self._stopping.is_set():
+                    self._process.terminate()
+                self._process.wait()
+                mark_process_dead(self._process.pid)  # type: ignore[no-untyped-call]  # its streams are over
             # One that stops again and again is started less and less often: what stopped it is in the ledger.
             lived = time.monotonic() - began
             pause = RESTART_SECONDS if lived > RESTART_SECONDS_MAX else min(2 * pause, RESTART_SECONDS_MAX)

@@ -46,7 +46,7 @@ def work(home: Path, listener: socket.socket, cert: str | None, key: str | None)
         access_log=False,
         log_config=None,
     )
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     uvicorn.Server(options).run(sockets=[listener])
 
 
