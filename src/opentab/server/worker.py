@@ -16,6 +16,7 @@ from typing import Any, cast
 import uvicorn
 
 from opentab import config
+from opentab.errors import OpentabError
 from opentab.parent import end_with_parent
 from opentab.server.app import build
 from opentab.server.protocol import Protocol
@@ -60,6 +61,8 @@ def main() -> None:
         work(Path(home), socket.socket(fileno=int(number)), cert, key)
     except KeyboardInterrupt:
         return  # uvicorn has ended in peace, and says again what it was told
+    except OpentabError as error:
+        sys.exit(f"Error: {error}")
 
 
 if __name__ == "__main__":
