@@ -12,7 +12,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -122,35 +122,34 @@ class Runs:
         path = self._path_of(Run(before.path, before.rows))
         if file.rows < MAPPED_ROWS or not path.exists():
             return False
-        aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
-        path.replace(aside)
-        try:
+        with self._aside() as aside:
+            path.replace(aside)
             for column in np.load(aside, mmap_mode="r+"):
                 column[: file.rows] = column[: before.rows][kept]
             self.take_up(aside, Run(file.path, file.rows))
-        finally:
-            aside.unlink(missing_ok=True)
         return True
 
     @contextmanager
     def keeping(self, rows_max: int) -> Iterator[Keeper]:
         """Have the columns of a run at hand that is written part by part; it has so many rows at most."""
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
-        aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
-        try:
-            keeper = Keeper(self, aside, rows_max)
-            try:
-                yield keeper
-            finally:
-                keeper.close()
-        finally:
-            aside.unlink(missing_ok=True)
+        with self._aside() as aside, closing(Keeper(self, aside, rows_max)) as keeper:
+            yield keeper
 
     def take_up(self, aside: Path, run: Run) -> None:
         """Give a scratch file the name of its run."""
         path = self._path_of(run)
         aside.replace(path)
         self._write_marks(path, run.rows)
+
+    @contextmanager
+    def _aside(self) -> Iterator[Path]:
+        """A name for a scratch file that is not ready; what is still there in the end goes."""
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
+        try:
+            yield aside
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:

@@ -13,6 +13,7 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.usage import used
 from opentab.money import format_micros
 from opentab.periods import Calendar, format_us
+from opentab.records import BatchRecord
 
 
 @dataclass(slots=True)
@@ -51,14 +52,12 @@ class Total:
         return used + sum(a.amount_micros for a in self.adjustments) if self.adjustments else used
 
 
+@dataclass(frozen=True, slots=True)
 class Place:
     """How far a reader has seen: a position and the watermark there."""
 
-    __slots__ = ("position", "watermark")
-
-    def __init__(self, position: int, watermark_us: int | None) -> None:
-        self.position = position
-        self.watermark = format_us(watermark_us)  # written once, and not for each of many totals
+    position: int
+    watermark: str | None  # as it is shown: written once, and not for each of many totals
 
     def as_json(self) -> dict[str, object]:
         return {"position": self.position, "watermark": self.watermark}
@@ -66,8 +65,12 @@ class Place:
 
 def place_of(journal: Journal | None) -> Place:
     """Where the journal stands."""
-    record = journal.last() if journal else None
-    return Place(record.batch, record.watermark_us) if record else Place(0, None)
+    return place_at(journal.last() if journal else None)
+
+
+def place_at(record: BatchRecord | None) -> Place:
+    """Where a journal stands whose last batch is this one."""
+    return Place(record.batch, format_us(record.watermark_us)) if record else Place(0, None)
 
 
 def customer_totals(

@@ -176,15 +176,9 @@ def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:
     words = [runs_of(order.journal).first_words(file) for file in runs]
     joined = np.sort(np.concatenate(words), kind="stable")  # it merges what is in order already
     found = _distinct(joined[1:][joined[1:] == joined[:-1]])  # in two runs, or twice in one
-    runs_with: Int64s = np.sum([_are_among(found, mine) for mine in words], axis=0)
+    among = [np.searchsorted(mine, found, side="right") > np.searchsorted(mine, found) for mine in words]
+    runs_with: Int64s = np.sum(among, axis=0)
     return found[runs_with > 1]
-
-
-def _are_among(words: Int64s, sorted_words: Int64s) -> Bools:
-    """Which words are among sorted ones."""
-    at = np.minimum(np.searchsorted(sorted_words, words), len(sorted_words) - 1)
-    among: Bools = sorted_words[at] == words
-    return among
 
 
 def _distinct(words: Int64s) -> Int64s:

@@ -14,7 +14,6 @@ from opentab.server.problem import Problem
 
 POSITION_MAX = 2**53 - 1
 STALENESS_SECONDS_MAX = 1e9
-CUSTOMER_BYTES_MAX = 256
 
 # The year 0 is none.
 MONTH = "^([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])$"

@@ -103,7 +103,7 @@ class Desk:
         self._moment: Moment | None = None
         self._fresh: tuple[Moment, Heartbeat | None, int, Freshness] | None = None
         self._plain_headers: tuple[Freshness, dict[str, str]] | None = None
-        self._told: tuple[Freshness, bytes, dict[str, str]] | None = None
+        self._told: tuple[Freshness, bytes] | None = None
 
     def answer(
         self,
@@ -136,17 +136,15 @@ class Desk:
         None where it would say anything but a total from the replica. How fresh answers are is written once a
         millisecond, and put behind each.
         """
-        try:
-            with self._reader.read() as snapshot:
-                answers = self._answers(snapshot)
-                fresh = self._freshness(answers.moment)
-                known = self._told
-                if known is None or known[0] is not fresh:
-                    told = msgspec.json.encode({"source": REPLICA, **fresh.as_json()})
-                    known = self._told = (fresh, b"," + told[1:], self._headers(fresh, AS_JSON))
-                return [self._glance(answers, customer, known[1], known[2]) for customer in customers]
-        except ReplicaError:
-            return [None] * len(customers)
+        with self._reader.read() as snapshot:
+            answers = self._answers(snapshot)
+            fresh = self._freshness(answers.moment)
+            known = self._told
+            if known is None or known[0] is not fresh:
+                told = msgspec.json.encode({"source": REPLICA, **fresh.as_json()})
+                known = self._told = (fresh, b"," + told[1:])
+            headers = self._headers(fresh, AS_JSON)
+            return [self._glance(answers, customer, known[1], headers) for customer in customers]
 
     def _glance(self, answers: Answers, customer: str, told: bytes, headers: dict[str, str]) -> Reply | None:
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-from opentab.server.paths import App, parts_of
+from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
 from opentab.server.session import token_in
 from opentab.server.tokens import Gate, Token, TokenRefused, may
@@ -33,7 +32,7 @@ class Guard(Protocol):
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None: ...
 
-    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def lets_read(self, customer: str, headers: Headers) -> bool:
         """Whether it would let a GET of this customer pass, as far as can be told from the headers alone."""
 
 
@@ -50,7 +49,7 @@ class LoopbackOnly:
             return
         await self._app(scope, receive, send)
 
-    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def lets_read(self, customer: str, headers: Headers) -> bool:
         return is_loopback_name(_header(headers, b"host"))
 
 
@@ -71,12 +70,12 @@ class TokensOnly:
                     return
         await self._app(scope, receive, send)
 
-    def lets_read(self, customer: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        kind, _, text = _header(headers, b"authorization").partition(" ")
-        if kind.lower() != "bearer":
+    def lets_read(self, customer: str, headers: Headers) -> bool:
+        text = _bearer(headers)
+        if text is None:
             return False
         try:
-            token = self._gate.check(text.strip())
+            token = self._gate.check(text)
         except TokenRefused:
             return False
         return may(token, "GET", ["v1", "customers", customer], None)
@@ -84,14 +83,13 @@ class TokensOnly:
     def _refusal(self, scope: dict[str, Any], parts: list[str]) -> Any:
         asked = scope.get("query_string", b"")
         query = parse_qs(asked.decode("latin-1"), keep_blank_values=True) if asked else {}
-        text = _header(scope["headers"], b"authorization")
-        kind, _, token_text = text.partition(" ")
-        if kind.lower() != "bearer":
+        token_text = _bearer(scope["headers"])
+        if token_text is None:
             # A browser's EventSource cannot send headers.
             token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
-        if kind.lower() != "bearer" and not token_text and scope["method"] in ("GET", "HEAD"):
-            # The page's own: a browser sends it by itself, so it must not be able to change anything.
-            token_text = token_in(_header(scope["headers"], b"cookie"))
+            if not token_text and scope["method"] in ("GET", "HEAD"):
+                # The page's own: a browser sends it by itself, so it must not be able to change anything.
+                token_text = token_in(_header(scope["headers"], b"cookie"))
         if not token_text:
             return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
         try:
@@ -120,6 +118,12 @@ def is_loopback_name(host: str) -> bool:
         return False
 
 
-def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str:
+def _bearer(headers: Headers) -> str | None:
+    """The token that an Authorization header brings; None where there is no such header, or of another kind."""
+    kind, _, text = _header(headers, b"authorization").partition(" ")
+    return text.strip() if kind.lower() == "bearer" else None
+
+
+def _header(headers: Headers, name: bytes) -> str:
     found = [value for key, value in headers if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else ""

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
-from opentab.server.asked import CUSTOMER_BYTES_MAX
+from opentab.events import CUSTOMER_BYTES_MAX
 from opentab.server.desk import Desk, Reply
 from opentab.server.guard import Guard
 from opentab.server.limits import HEADER_BYTES_MAX
 from opentab.server.metrics import Counters, Times
+from opentab.server.paths import Headers
 
 # "?" and "#" end a path, and what is escaped has to be taken apart first.
 PLAIN = re.compile(rb"/v1/customers/([!$&-.0->@-~]{1,%d})" % CUSTOMER_BYTES_MAX).fullmatch
 ROUTE = "/v1/customers/{customer}"
 UNUSUAL = frozenset((b"if-none-match", b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Asker(Protocol):

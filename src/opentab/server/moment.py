@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from opentab.ledger.billed import status_of
-from opentab.ledger.totals import Place
+from opentab.ledger.totals import place_at
 from opentab.periods import Calendar, Period, format_us
 from opentab.records import BatchRecord
 from opentab.replica.store import Snapshot
@@ -21,7 +21,7 @@ class Moment:
         self.periods: list[Period] = [key.decode() for key, _ in snapshot.scan("periods", b"")]
         text = meta.record if meta else None
         self.record: BatchRecord | None = msgspec.json.decode(text, type=BatchRecord) if text else None
-        self.place = Place(self.record.batch, self.record.watermark_us) if self.record else Place(0, None)
+        self.place = place_at(self.record)
         self.watermark = self.place.watermark
         self.as_of = format_us(self.record.committed_us) if self.record else None
         self.current_period: Period | None = None

@@ -6,10 +6,11 @@ break the path apart again is kept encoded until a handler asks for the name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
+Headers = Sequence[tuple[bytes, bytes]]
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 

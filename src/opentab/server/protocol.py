@@ -34,7 +34,7 @@ class Protocol(HttpToolsProtocol):
         self._wait_for_a_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_finished()
+        self._end_part()
         self.pipeline.clear()
         if self._running is not None:  # uvicorn tells the last request alone, which may be behind it
             self._running.disconnected = True
@@ -67,7 +67,7 @@ class Protocol(HttpToolsProtocol):
         self._in_message = True
 
     def on_headers_complete(self) -> None:
-        self._is_finished()
+        self._end_part()
         self._is_hot = self._is_hot_read()
         if not self._is_hot:
             self._ask_the_app()
@@ -78,7 +78,7 @@ class Protocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_finished()
+        self._end_part()
         self._in_message = False
         if not self._is_hot:
             super().on_message_complete()
@@ -133,8 +133,8 @@ class Protocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(UNFINISHED_SECONDS_MAX, self.timeout_keep_alive_handler)
 
-    def _is_finished(self) -> None:
-        """A head or a request is complete."""
+    def _end_part(self) -> None:
+        """A head or a request is complete, or there will be no more of it."""
         self._steps += 1
         if self._unfinished_timer is not None:
             self._unfinished_timer.cancel()

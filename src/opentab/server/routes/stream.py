@@ -8,8 +8,9 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
+from opentab.events import CUSTOMER_BYTES_MAX
 from opentab.server.answers import Answers
-from opentab.server.asked import CUSTOMER_BYTES_MAX, POSITION_MAX
+from opentab.server.asked import POSITION_MAX
 from opentab.server.desk import RETRY, Desk
 from opentab.server.feed import Feed
 from opentab.server.guard import TOKEN_ID
