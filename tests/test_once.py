@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,11 @@ from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
 from opentab.ledger import seen
 from opentab.ledger.journal import Journal
-from opentab.ledger.marks import marked, marks_of
+from opentab.ledger.marks import Words, marks_of
+from opentab.ledger.plain import overwrite
+from opentab.ledger.receipt import Trails
 from opentab.ledger.rejections import rejection_rows
+from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
 
@@ -184,33 +188,52 @@ histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), 
 
 
 MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting", "compacted"]
+WAYS = ["read", "mapped", "anew"]  # runs are small or large, or cannot be changed by the driver
 
 
 @settings(max_examples=40)
-@given(histories, st.sampled_from(["unbounded", "7d", "10m", "1ms"]), st.lists(st.sampled_from(MOMENTS), max_size=5))
-@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [])
-@example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d", [])
-@example(
-    [(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])], "7d", []
+@given(
+    histories,
+    st.sampled_from(["unbounded", "7d", "10m", "1ms"]),
+    st.lists(st.sampled_from(MOMENTS), max_size=5),
+    st.sampled_from(WAYS),
 )
-@example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m", [])
-@example([(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m", [])
+@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [], "read")
+@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [], "anew")
+@example(
+    [(2, [Sent("x", 1), Sent("x", 1, minute=9, partition="b")]), (2, [Sent("x", 1, minute=0)])], "30m", [], "mapped"
+)
+@example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d", [], "read")
+@example(
+    [(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])],
+    "7d", [], "read",
+)  # fmt: skip
+@example([(2, [Sent("x", 1), Sent("x", 1, minute=12), Sent("x", 1, minute=10, partition="b")])], "5m", [], "read")
+@example(
+    [(2, [Sent("x", 1, minute=3), Sent("x", 1, minute=7), Sent("x", 1, minute=0, partition="b")])], "5m", [], "read"
+)
 @example(
     [
         (2, [Sent("x", 1, customer="ann")]),
         (2, [Sent(None, 1, customer="ann", reverses="x"), Sent(None, 1, reverses="x", minute=9, partition="b")]),
     ],
-    "7d", [],
+    "7d", [], "read",
 )  # fmt: skip
 def test_any_history_gives_the_bill_of_distinct_events(
-    history: list[tuple[int, list[Sent]]], window: str, deaths: list[str | None]
+    history: list[tuple[int, list[Sent]]], window: str, deaths: list[str | None], way: str
 ) -> None:
     minute = 0
     later = []
     for tasks, inputs in history:  # batches take what came before what the next one takes
         later.append((tasks, [Sent(**{**sent.__dict__, "minute": minute + sent.minute}) for sent in inputs]))
         minute += 31
-    with TemporaryDirectory() as directory, patch.object(seen, "TIER_RUNS", 2):
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory())
+        stack.enter_context(patch.object(seen, "TIER_RUNS", 2))
+        if way == "mapped":
+            stack.enter_context(patch.object(seen, "MAPPED_ROWS", 1))
+        if way == "anew":
+            stack.enter_context(patch.object(seen, "overwrite", lambda *_, **__: False))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
@@ -253,14 +276,56 @@ def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_marks_never_deny_a_key(held: list[int], strange: list[int]) -> None:
     words = np.sort(np.array(held, np.int64))
     asked = np.sort(np.array(held + strange, np.int64))
-    found = set(asked[marked(marks_of(words), asked)].tolist())
+    found = set(asked[Words(asked).marked(marks_of(words))].tolist())
     assert set(held) <= found
 
 
-def test_marks_spare_nearly_all_searches() -> None:
+@pytest.mark.parametrize("rows", [66_000, 131_000])
+def test_marks_spare_nearly_all_searches(rows: int) -> None:
     dice = np.random.default_rng(1)
-    held, strange = (np.sort(dice.integers(-(2**63), 2**63 - 1, 100_000)) for _ in range(2))
-    assert len(marked(marks_of(held), strange)) < 0.065 * len(strange)
+    held, strange = (np.sort(dice.integers(-(2**63), 2**63 - 1, rows)) for _ in range(2))
+    assert len(Words(strange).marked(marks_of(held))) < 0.003 * rows
+
+
+@pytest.mark.parametrize("mapped_rows", [1, 10])
+def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_rows: int
+) -> None:
+    monkeypatch.setattr(seen, "MAPPED_ROWS", mapped_rows)
+    inputs = [Sent("x", 1, minute=2), Sent("y", 1), Sent("x", 1, minute=1, partition="b"), Sent("z", 1, partition="b")]
+    journal = check(*bill_history(tmp_path, [(2, inputs)], window="7d"))
+    last = journal.last()
+    assert len(journal.runs()) == 2  # as the tasks have written them
+    with closing(Remembered(journal.root)) as remembered:
+        trail = Trails(journal, remembered).of("x", None, upto=last)
+    assert [one.spot.partition for one in trail.counted] == ["b"]
+    assert trail.rejections == []
+
+
+def test_numbers_in_a_staged_file_are_changed_where_they_lie(tmp_path: Path) -> None:
+    numbers = np.arange(10_000) * 7
+    table = pa.table({"other": numbers, "payload": numbers, "tail": numbers})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=999, compression="none", use_dictionary=False, write_statistics=False)
+    rows = np.array([9_999, 0, 998, 999, 5_000])
+    assert overwrite(path, "payload", rows, before=numbers[rows], after=0)
+    changed = numbers.copy()
+    changed[rows] = 0
+    assert pq.read_table(path) == table.set_column(1, "payload", pa.array(changed))
+
+
+@pytest.mark.parametrize(
+    "written", [{"compression": "lz4"}, {"use_dictionary": True}, {"write_statistics": True}, {"data_page_size": 512}]
+)
+def test_what_does_not_lie_there_plainly_is_not_touched(tmp_path: Path, written: dict[str, object]) -> None:
+    numbers = np.arange(10_000) * 7
+    path = tmp_path / "a.parquet"
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"payload": numbers}), path, **(plain | written))
+    before = path.read_bytes()
+    rows = np.array([1, 9_000])
+    assert not overwrite(path, "payload", rows, before=numbers[rows], after=0)
+    assert path.read_bytes() == before
 
 
 def test_keys_are_murmur3() -> None:

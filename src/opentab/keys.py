@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ ID, ID_OF_SOURCE, REVERSAL, REVERSAL_OF_SOURCE = range(4)  # seeds: what a key i
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _F1, _F2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _ADD1, _ADD2, _FIVE = np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(5)
+_HALF = np.uint64(33)
 # Which bytes of a word belong to a tail of 0 to 15 bytes, for its first word and for its second.
 _MASK_LOW = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(16)], np.uint64)
 _MASK_HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(16)], np.uint64)
@@ -60,12 +62,16 @@ def payloads_of(
 
     The types are given once each, and for each event the place of its own.
     """
+    if len(customer) == 0:
+        return np.zeros(0, np.int64)
     mixed, _ = keys_of(customer)
     words = mixed.view(np.uint64)
-    type_high, _ = keys_of(types)
-    for column in (at_us, amount_micros, type_high[type_at]):
-        words = _mixed(words * _C1 ^ column.view(np.uint64))
-    return np.where(words == 0, np.uint64(1), words).view(np.int64)
+    for column in (at_us, amount_micros, _first_words(tuple(types))[type_at]):
+        words = words * _C1
+        words ^= column.view(np.uint64)
+        words = _mixed(words)
+    words[words == 0] = 1
+    return words.view(np.int64)
 
 
 def with_key(payload: int, key: tuple[int, int]) -> int:
@@ -75,28 +81,33 @@ def with_key(payload: int, key: tuple[int, int]) -> int:
     return int(np.where(mixed == 0, np.uint64(1), mixed).view(np.int64)[0])
 
 
+@cache
+def _first_words(texts: tuple[str, ...]) -> Int64s:
+    return keys_of(texts)[0]
+
+
 def _murmur(texts: Texts, seed: int) -> tuple[UInt64s, UInt64s]:
-    words, size = texts.words, texts.size
+    words, start, size = texts.words, texts.start, texts.size
     h1 = np.full(len(size), seed, np.uint64)
     h2 = h1.copy()
-    blocks = size // 16
-    for block in range(int(blocks.max(initial=0))):
-        inside = np.flatnonzero(blocks > block)
-        rows: slice | Int64s = slice(None) if len(inside) == len(size) else inside
-        at = texts.start[rows] + 16 * block
+    blocks = size >> 4
+    blocks_min, blocks_max = int(blocks.min()), int(blocks.max())
+    for block in range(blocks_max):
+        rows: slice | Int64s = slice(None) if block < blocks_min else np.flatnonzero(blocks > block)
+        at = start[rows] + 16 * block
         a, b = h1[rows], h2[rows]
-        a = a ^ _rotated(words[at] * _C1, 31) * _C2
+        a = a ^ _scrambled(words[at], _C1, 31, _C2)
         a = (_rotated(a, 27) + b) * _FIVE + _ADD1
-        b = b ^ _rotated(words[at + 8] * _C2, 33) * _C1
+        b = b ^ _scrambled(words[at + 8], _C2, 33, _C1)
         b = (_rotated(b, 31) + a) * _FIVE + _ADD2
         h1[rows], h2[rows] = a, b
-    tail = size - 16 * blocks
-    at = texts.start + 16 * blocks
-    if (tail == tail[0]).all():
+    tail = size & 15
+    if blocks_min == blocks_max and (tail == tail[0]).all():
         tail = tail[:1]  # ids of one producer are alike
+    at = start + 16 * (blocks if blocks_min < blocks_max else blocks_max)
     if tail.max() > 8:
-        h2 ^= _rotated((words[at + 8] & _MASK_HIGH[tail]) * _C2, 33) * _C1
-    h1 ^= _rotated((words[at] & _MASK_LOW[tail]) * _C1, 31) * _C2
+        h2 ^= _scrambled(words[at + 8] & _MASK_HIGH[tail], _C2, 33, _C1)
+    h1 ^= _scrambled(words[at] & _MASK_LOW[tail], _C1, 31, _C2)
     h1 ^= size.view(np.uint64)
     h2 ^= size.view(np.uint64)
     h1 += h2
@@ -107,11 +118,22 @@ def _murmur(texts: Texts, seed: int) -> tuple[UInt64s, UInt64s]:
     return h1, h2
 
 
+def _scrambled(words: UInt64s, first: np.uint64, bits: int, second: np.uint64) -> UInt64s:
+    words = _rotated(words * first, bits)
+    words *= second
+    return words
+
+
 def _mixed(words: UInt64s) -> UInt64s:
-    words = (words ^ (words >> np.uint64(33))) * _F1
-    words = (words ^ (words >> np.uint64(33))) * _F2
-    return words ^ (words >> np.uint64(33))
+    mixed = words >> _HALF
+    mixed ^= words
+    for factor in (_F1, _F2):
+        mixed *= factor
+        mixed ^= mixed >> _HALF
+    return mixed
 
 
 def _rotated(words: UInt64s, bits: int) -> UInt64s:
-    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+    rotated = words << np.uint64(bits)
+    rotated |= words >> np.uint64(64 - bits)
+    return rotated

@@ -41,7 +41,8 @@ REJECTION = pa.schema(
 )
 
 # An event with an id: the key that tells it from others (128 bits in two words), and where it stands in the log. Files
-# are sorted by the key. `payload` tells its values from others' (64 bits); 0: it was rejected and did not count.
+# are sorted by the key. `payload` tells its values from others' (64 bits); 0: it did not count, because it was rejected
+# or because another task of the same batch had the first of its repeats.
 SEEN = pa.schema(
     [
         pa.field("batch", pa.int64(), nullable=False),

@@ -35,7 +35,7 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
 
     1. every event with an id that counted has its row, unless it is forgotten by now
     2. every row that says so is of an event that counted, or of a duplicate in the same batch, and is there once
-    3. a row of an event that did not count is of one that was rejected
+    3. a row of an event that did not count is of one that was rejected, or of a duplicate in the same batch
     4. the keys of some rows are those of their ids
     5. each batch says up to where it has forgotten
     """
@@ -134,12 +134,15 @@ def _find_doubled(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
 
 
 def _find_not_rejected(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
-    wrong = f"FROM journal_seen s ANTI JOIN refused r ON {_same('s', 'r')} WHERE payload = 0"
+    wrong = (
+        f"FROM journal_seen s ANTI JOIN refused r ON {_same('s', 'r')}"
+        f" ANTI JOIN remembered d ON {_same('s', 'd')} AND NOT d.counts WHERE payload = 0"
+    )
     tally.compared += count(con, "SELECT count(*) FROM journal_seen WHERE payload = 0")
     tally.differences += count(con, f"SELECT count(*) {wrong}")
     rows = con.execute(f"SELECT {', '.join(PLACE)} {wrong} ORDER BY ALL LIMIT {SAMPLES_MAX}").fetchall()
     for place in rows:
-        tally.samples.append(f"{_where(place)}: the journal says that an event with an id was rejected there")
+        tally.samples.append(f"{_where(place)}: the journal says that an event with an id did not count there")
 
 
 def _compare_keys(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:

@@ -1,8 +1,8 @@
-"""Which keys a run certainly does not have, told by one bit each.
+"""Which keys a run certainly does not have, told by three bits each.
 
-Keys are hashes, so their first words lie evenly. A run's marks cut the range of all words into 16 to 32 parts a key,
-and say of each whether a key begins there: nineteen of twenty strange keys need no search. Asked in order, they are
-read in order.
+Keys are hashes, so their first words lie evenly. A run's marks cut the range of all words into blocks of one or two
+keys each. A block is a number of 64 bits, and each key that begins there sets three of them, told by the last bits of
+its first word: of a thousand strange keys two need a search. Asked in order, marks are read in order.
 """
 
 from __future__ import annotations
@@ -11,34 +11,56 @@ import numpy as np
 import numpy.typing as npt
 
 from opentab.periods import Int64s
+from opentab.texts import UInt64s
 
-Marks = npt.NDArray[np.uint8]
+Marks = npt.NDArray[np.uint64]
 
 _SIGN = np.uint64(1 << 63)
-_SIXTEEN_TO_THIRTY_TWO = 4  # bits: two to this, and up to twice as many, are a key's parts
-_BITS_MIN = 10
-_BITS = np.left_shift(np.uint8(1), np.arange(8, dtype=np.uint8))
+_ONE, _PLACES = np.uint64(1), np.uint64(63)
+_SHIFTS = (np.uint64(6), np.uint64(12))
+_ONE_OR_TWO = 1  # bits: two to this, and down to half as many, are a block's keys
+_BITS_MIN = 6
+
+
+class Words:
+    """First words of keys, in order, that many runs are asked for."""
+
+    def __init__(self, words: Int64s) -> None:
+        self._words = words
+        self._masks = _masks(words)
+        self._blocks: dict[int, Int64s] = {}  # runs of about the same size share them
+
+    def marked(self, marks: Marks) -> Int64s:
+        """Which of the words may be first words of a key of the run with these marks; all others are not."""
+        bits = len(marks).bit_length() - 1
+        if bits not in self._blocks:
+            self._blocks[bits] = _blocks(self._words, bits)
+        found = marks.take(self._blocks[bits])
+        found &= self._masks
+        return np.flatnonzero(found == self._masks)
 
 
 def marks_of(words: Int64s) -> Marks:
     """The marks of a run, given the first words of its keys in order."""
-    bits = max(_BITS_MIN, len(words).bit_length() + _SIXTEEN_TO_THIRTY_TWO)
-    marks = np.zeros(1 << (bits - 3), np.uint8)
+    bits = max(_BITS_MIN, len(words).bit_length() - _ONE_OR_TWO)
+    marks = np.zeros(1 << bits, np.uint64)
     if len(words):
-        parts = _parts(words, bits)
-        cells = parts >> 3
-        first = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
-        marks[cells[first]] = np.bitwise_or.reduceat(_BITS[parts & 7], first)
+        blocks = _blocks(words, bits)
+        first = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+        marks[blocks[first]] = np.bitwise_or.reduceat(_masks(words), first)
     return marks
 
 
-def marked(marks: Marks, words: Int64s) -> Int64s:
-    """Which of the words may be first words of a key of the run; all others are not."""
-    parts = _parts(words, len(marks).bit_length() + 2)
-    return np.flatnonzero(marks[parts >> 3] & _BITS[parts & 7])
+def _blocks(words: Int64s, bits: int) -> Int64s:
+    """The number of the block that each word lies in, among two to the power of `bits`, in the order of the words."""
+    blocks = (words.view(np.uint64) ^ _SIGN) >> np.uint64(64 - bits)
+    return blocks.view(np.int64)  # as an index numpy would convert the other kind
 
 
-def _parts(words: Int64s, bits: int) -> Int64s:
-    """The number of the part that each word lies in, among two to the power of `bits`, in the order of the words."""
-    parts = (words.view(np.uint64) ^ _SIGN) >> np.uint64(64 - bits)
-    return parts.view(np.int64)  # as an index numpy would convert the other kind
+def _masks(words: Int64s) -> UInt64s:
+    """The three bits of each word in its block; two of them may be one."""
+    places = words.view(np.uint64)
+    masks = _ONE << (places & _PLACES)
+    for shift in _SHIFTS:
+        masks |= _ONE << ((places >> shift) & _PLACES)
+    return masks

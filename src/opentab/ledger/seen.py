@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import secrets
 import tempfile
 import time
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from opentab.ledger.files import StagedFile, read_parquet, staged_writer
 from opentab.ledger.marks import Marks, marks_of
+from opentab.ledger.plain import overwrite
 from opentab.place import Place
 from opentab.records import SEEN
 
@@ -33,6 +35,7 @@ COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 ROW_GROUP_ROWS = 16_384  # a receipt reads one
 TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and never has more runs
+DID_NOT_COUNT = 0  # in the place of a payload
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
 SCRATCH_SECONDS = 3_600
 
@@ -94,7 +97,10 @@ class Runs:
 
     def load(self, runs: Sequence[Run]) -> list[Columns]:
         """The columns of these runs; what is not among them is let go."""
-        self._loaded = {run.path: self._loaded.get(run.path) or self._columns(run) for run in runs}
+        new = [run for run in runs if run.path not in self._loaded]
+        random.shuffle(new)  # what has to be taken down is shared with the other processes of this machine
+        loaded = self._loaded | {run.path: self._columns(run) for run in new}
+        self._loaded = {run.path: loaded[run.path] for run in runs}
         self._sweep(runs)
         return list(self._loaded.values())
 
@@ -114,19 +120,37 @@ class Runs:
                 keeper.add(table)
                 keeper.finish(Run(file.path, file.rows))
 
-    def keep_some(self, before: StagedFile, file: StagedFile, kept: npt.NDArray[np.bool_]) -> bool:
-        """Have the columns of a run at hand that is another one, which nobody will ask for, without some of its rows.
+    def rows(self, file: StagedFile, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """Some rows of a run, in the order of SEEN; what its columns do not tell is read from its file."""
+        place, path = self._root / file.path, self._path_of(Run(file.path, file.rows))
+        known = {}
+        if path.exists():
+            columns = np.load(path, mmap_mode="r")
+            known = {name: pa.array(columns[at][rows]) for at, name in enumerate(COLUMNS)}
+        with pq.ParquetFile(
+            place.inside, filesystem=place.filesystem, memory_map=place.is_local, read_dictionary=["partition"]
+        ) as parquet:
+            table = parquet.read(columns=[name for name in SEEN.names if name not in known]).take(pa.array(rows))
+        return pa.table(
+            [known[name] if name in known else table[name].cast(SEEN.field(name).type) for name in SEEN.names],
+            schema=SEEN,
+        )
 
-        False where the columns of that one are not at hand.
+    def erase(self, file: StagedFile, rows: npt.NDArray[np.int64], payload: npt.NDArray[np.int64]) -> bool:
+        """Let some rows of a run that was just written, with these payloads, say that they did not count after all.
+
+        False where its file cannot be changed: then it is as it was.
         """
-        path = self._path_of(Run(before.path, before.rows))
-        if file.rows < MAPPED_ROWS or not path.exists():
+        if not overwrite((self._root / file.path).path, "payload", rows, before=payload, after=DID_NOT_COUNT):
             return False
-        with self._aside() as aside:
-            path.replace(aside)
-            for column in np.load(aside, mmap_mode="r+"):
-                column[: file.rows] = column[: before.rows][kept]
-            self.take_up(aside, Run(file.path, file.rows))
+        path = self._path_of(Run(file.path, file.rows))
+        if path.exists():
+            columns = cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r"))
+            changed = columns[COLUMNS.index("payload")].copy()
+            changed[rows] = DID_NOT_COUNT
+            with path.open("r+b") as scratch:  # it raises on a full disk, where a map would end the process
+                scratch.seek(columns.offset + columns.strides[0] * COLUMNS.index("payload"))
+                scratch.write(changed.data)
         return True
 
     @contextmanager
@@ -245,11 +269,18 @@ def merged_runs(
     if rows_max < MAPPED_ROWS or not root.is_local:
         return stage_run(root, slices, run=run, batches=batches)
     # The tasks are likely to be on this machine, too, and will want it.
+    return stage_kept_run(root, slices, run=run, batches=batches, rows_max=rows_max)
+
+
+def stage_kept_run(
+    root: Place, tables: Iterator[pa.Table], *, run: str, batches: tuple[int, int], rows_max: int
+) -> StagedFile | None:
+    """Write a run aside as `stage_run` does, and have its columns at hand on this machine."""
     with Runs(root).keeping(rows_max) as keeper:
-        merged = stage_run(root, _kept(slices, keeper), run=run, batches=batches)
-        if merged is not None and merged.rows >= MAPPED_ROWS:
-            keeper.finish(Run(merged.path, merged.rows))
-    return merged
+        staged = stage_run(root, _kept(tables, keeper), run=run, batches=batches)
+        if staged is not None and staged.rows >= MAPPED_ROWS:
+            keeper.finish(Run(staged.path, staged.rows))
+    return staged
 
 
 def _kept(tables: Iterator[pa.Table], keeper: Keeper) -> Iterator[pa.Table]:

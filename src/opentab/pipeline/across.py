@@ -1,13 +1,13 @@
 """Ids that two tasks of one batch took: each task counted once, together they counted twice.
 
 The first one stays, by arrival and place. Of the others, few as they are, the lines are read again; entries that take
-them back are committed with the batch, and their task's run is written anew without them.
+them back are committed with the batch, and their rows in their task's run say that they did not count. A run that
+cannot be changed, in a bucket say, is written anew without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.ledger.files import StagedFile, read_parquet, stage
-from opentab.ledger.seen import stage_run
+from opentab.ledger.seen import DID_NOT_COUNT, stage_run
 from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
@@ -72,12 +72,15 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     That is so where values differ, where something is reversed, or where the window ends in the midst of the batch.
     """
     runs = [file for report in reports for file in report.files if file.kind == "seen"]
-    words = _shared_words(order, runs)
+    if len(runs) < 2:
+        return Repeats()
+    known = runs_of(order.journal)
+    firsts = [known.first_words(file) for file in runs]
+    words = _shared_words(firsts)
     if not len(words):
         return Repeats()
-    with ThreadPoolExecutor() as pool:  # Arrow reads and writes files, and leaves Python alone meanwhile
-        tables = list(pool.map(lambda file: read_parquet(order.journal / file.path).select(SEEN.names), runs))
-    shared = _shared(tables, words, order.forgotten_us)
+    rows = [_places_of(words, mine) for mine in firsts]
+    shared = _shared([known.rows(*one) for one in zip(runs, rows, strict=True)], rows, order.forgotten_us)
     if not len(shared):
         return Repeats()
     refused = {key for report in reports for key in report.refused_reversals}
@@ -92,7 +95,7 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     if (several & (_differ(shared.payload, starts) | ends)).any():
         return None
     losers = np.flatnonzero(~first & several[key])
-    return _set_right(portion, order, runs, tables, shared, losers) if len(losers) else Repeats()
+    return _set_right(portion, order, runs, shared, losers) if len(losers) else Repeats()
 
 
 def _differ(column: Int64s, starts: Int64s) -> Bools:
@@ -102,47 +105,49 @@ def _differ(column: Int64s, starts: Int64s) -> Bools:
 
 
 def _set_right(
-    portion: Portion, order: Order, runs: list[StagedFile], tables: list[pa.Table], shared: _Shared, losers: Int64s
+    portion: Portion, order: Order, runs: list[StagedFile], shared: _Shared, losers: Int64s
 ) -> Repeats | None:
     lines = portion.lines([shared.places[at] for at in losers.tolist()])
     arrived_us = shared.arrived_us[losers]
     events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
     if len(events.at_us) != len(lines) or (events.identity is not None and events.identity.reversals):
         return None
-    batches = (order.batch, order.batch)
     entries = _taken_back(events, order.batch)
-    gone = [shared.row[losers[shared.run[losers] == number]] for number in range(len(runs))]
-    changed = [number for number in range(len(runs)) if len(gone[number])]
-    with ThreadPoolExecutor() as pool:
-        anew = pool.map(lambda number: _without(order, runs[number], tables[number], gone[number]), changed)
-        files = [stage(order.journal, "entry", entries, run=order.run, batches=batches)]
-        files += [run for run in anew if run is not None]
-    return Repeats(events, entries.num_rows, {runs[number].path for number in changed}, files)
+    files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
+    dropped = set()
+    for number, file in enumerate(runs):
+        gone = losers[shared.run[losers] == number]
+        if len(gone) and not _erased(order, file, shared.row[gone], shared.payload[gone]):
+            anew = _without(order, file, shared.row[gone])
+            files += [anew] if anew is not None else []
+            dropped.add(file.path)
+    return Repeats(events, entries.num_rows, dropped, files)
 
 
-def _without(order: Order, before: StagedFile, table: pa.Table, gone: Int64s) -> StagedFile | None:
+def _erased(order: Order, file: StagedFile, rows: Int64s, payload: Int64s) -> bool:
+    """Let rows of a run say that they did not count; False where it has to be written anew."""
+    # Elsewhere a task's machine may have the run at hand as it was.
+    return order.tasks_are_here and runs_of(order.journal).erase(file, rows, payload)
+
+
+def _without(order: Order, file: StagedFile, gone: Int64s) -> StagedFile | None:
     """A run without some of its rows, written anew; None where none is left."""
+    table = read_parquet(order.journal / file.path).select(SEEN.names).cast(SEEN)
     kept = np.ones(table.num_rows, np.bool_)
     kept[gone] = False
-    table = table.cast(SEEN).filter(pa.array(kept))
-    run = stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
-    # The next batch's tasks are likely to be on this machine.
-    if run is not None and order.journal.is_local and not runs_of(order.journal).keep_some(before, run, kept):
-        runs_of(order.journal).keep(run, table)
-    return run
+    table = table.filter(pa.array(kept))
+    return stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
 
 
-def _shared(tables: Sequence[pa.Table], words: Int64s, forgotten_us: int | None) -> _Shared:
-    """The rows that begin with one of the words, without what was rejected or is forgotten."""
+def _shared(tables: Sequence[pa.Table], rows_of: Sequence[Int64s], forgotten_us: int | None) -> _Shared:
+    """Those rows of each run that are asked for, without what was rejected or is forgotten."""
     found = []
-    for number, table in enumerate(tables):
-        row = _places_of(words, table["key_high"].to_numpy())
-        mine = table.take(pa.array(row))
-        wanted = mine["payload"].to_numpy() != 0
+    for number, (mine, row) in enumerate(zip(tables, rows_of, strict=True)):
+        wanted = mine["payload"].to_numpy() != DID_NOT_COUNT
         if forgotten_us is not None:  # it is not known, not even to its repeats
             wanted &= mine["arrived_us"].to_numpy() >= forgotten_us
-        row, mine = row[wanted], mine.filter(pa.array(wanted))
-        found.append(mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row)))
+        told = mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row))
+        found.append(told.filter(pa.array(wanted)))
     rows = pa.concat_tables(found)
     names = rows["partition"].combine_chunks().dictionary_encode()
     rank = np.argsort(np.argsort(np.array(names.dictionary.to_pylist(), dtype=object)))
@@ -169,11 +174,8 @@ def _places_of(words: Int64s, sorted_words: Int64s) -> Int64s:
     return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
 
 
-def _shared_words(order: Order, runs: Sequence[StagedFile]) -> Int64s:
-    """The first words of keys that are in more than one run."""
-    if len(runs) < 2:
-        return np.zeros(0, np.int64)
-    words = [runs_of(order.journal).first_words(file) for file in runs]
+def _shared_words(words: Sequence[Int64s]) -> Int64s:
+    """The first words of keys that are in more than one run, given those of each in order."""
     joined = np.sort(np.concatenate(words), kind="stable")  # it merges what is in order already
     found = _distinct(joined[1:][joined[1:] == joined[:-1]])  # in two runs, or twice in one
     among = [np.searchsorted(mine, found, side="right") > np.searchsorted(mine, found) for mine in words]

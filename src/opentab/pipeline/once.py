@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from opentab.events import Reason
 from opentab.keys import key_of
-from opentab.ledger.marks import Marks, marked
+from opentab.ledger.marks import Marks, Words
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
 
@@ -139,9 +139,10 @@ def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_u
     arrived_us = np.full(len(high), NEVER_US, np.int64)
     payload = np.zeros(len(high), np.int64)
     batch = np.zeros(len(high), np.int64)
+    words = Words(high)
     for run in known:
         # Few keys are there at all; several rows may begin with the same word.
-        rows = marked(run.marks, high)
+        rows = words.marked(run.marks)
         found = np.searchsorted(run.key_high, high[rows])
         inside = found < len(run.key_high)
         rows, found = rows[inside], found[inside]

@@ -49,6 +49,7 @@ class Order(msgspec.Struct, frozen=True):
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
     runs: list[Run] = []  # what was seen before
     forgotten_us: int | None = None
+    tasks_are_here: bool = False  # on the driver's machine, with the journal on its disk
 
 
 class Taken(msgspec.Struct, frozen=True):
