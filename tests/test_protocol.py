@@ -249,6 +249,46 @@ def test_who_says_nothing_more_is_not_waited_for(sent: bytes, answer: bytes, mon
     assert asyncio.run(ask()) == answer
 
 
+def test_who_waits_behind_one_that_fails_is_answered() -> None:
+    class Asker:
+        def __init__(self, *, breaks: bool) -> None:
+            self.breaks = breaks
+            self.told: list[object] = []
+
+        def answered(self, response: bytes | None) -> None:
+            if self.breaks:
+                raise ZeroDivisionError
+            self.told.append(response)
+
+        def failed(self, error: Exception) -> None:
+            self.told.append(type(error))
+
+    async def ask() -> list[list[object]]:
+        hot = HotReads(NoDesk(None), LoopbackOnly(_refuse), Counters())  # type: ignore[arg-type]
+        askers = [Asker(breaks=True), Asker(breaks=False)]
+        for asker in askers:
+            assert hot.takes(b"/v1/customers/emma", [(b"host", b"localhost")], [], asker)
+        hot.answer()
+        return [asker.told for asker in askers]
+
+    assert asyncio.run(ask()) == [[ZeroDivisionError], [None]]
+
+
+def test_who_cannot_be_answered_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol.Protocol, "on_response_complete", lambda self: 1 / 0)
+
+    async def ask() -> None:
+        async with connected() as (_, reader, writer):
+            writer.write(b"GET /v1/customers/emma HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), timeout=20)
+
+    asyncio.run(ask())
+    assert "a hot read could not be answered" in caplog.text
+
+
 def test_what_comes_behind_a_body_has_an_end() -> None:
     async def ask() -> None:
         async with connected() as (_, _, writer):

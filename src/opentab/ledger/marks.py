@@ -44,10 +44,7 @@ def marks_of(words: Int64s) -> Marks:
     """The marks of a run, given the first words of its keys in order."""
     bits = max(_BITS_MIN, len(words).bit_length() - _ONE_OR_TWO)
     marks = np.zeros(1 << bits, np.uint64)
-    if len(words):
-        blocks = _blocks(words, bits)
-        first = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
-        marks[blocks[first]] = np.bitwise_or.reduceat(_masks(words), first)
+    np.bitwise_or.at(marks, _blocks(words, bits), _masks(words))
     return marks
 
 

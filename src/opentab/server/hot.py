@@ -30,6 +30,9 @@ class Asker(Protocol):
     def answered(self, response: bytes | None) -> None:
         """Take the whole response; None: ask the usual way."""
 
+    def failed(self, error: Exception) -> None:
+        """Give up: what it did with its response went wrong."""
+
 
 class HotReads:
     """Answers common reads: all that came in one turn of the loop together, from one snapshot.
@@ -76,7 +79,10 @@ class HotReads:
         responses = [None if reply is None else self._response(reply) for reply in replies]
         self._times.add(time.perf_counter() - began, sum(response is not None for response in responses))
         for (_, asker), response in zip(waiting, responses, strict=True):
-            asker.answered(response)
+            try:
+                asker.answered(response)
+            except Exception as error:  # who waits behind it is answered all the same
+                asker.failed(error)
 
     def _response(self, reply: Reply) -> bytes:
         known = self._head

@@ -101,6 +101,11 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(response)
         self.on_response_complete()
 
+    def failed(self, error: Exception) -> None:
+        """What was to be done with the response of a hot read went wrong: nobody waits for more."""
+        self.logger.error("a hot read could not be answered", exc_info=error)
+        self.transport.abort()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
