@@ -232,6 +232,7 @@ def test_any_history_gives_the_bill_of_distinct_events(
         stack.enter_context(patch.object(seen, "TIER_RUNS", 2))
         if way == "mapped":
             stack.enter_context(patch.object(seen, "MAPPED_ROWS", 1))
+            stack.enter_context(patch.object(seen, "ROW_GROUP_ROWS", 2))
         if way == "anew":
             stack.enter_context(patch.object(seen, "overwrite", lambda *_, **__: False))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))

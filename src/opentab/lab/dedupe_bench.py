@@ -37,7 +37,7 @@ from opentab.lab.month_log import PERIOD
 from opentab.lab.served_home import served
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
-from opentab.ledger.seen import SLICE_ROWS, stage_kept_run
+from opentab.ledger.seen import SLICE_ROWS, Runs, stage_kept_run
 from opentab.log import DirectoryLog
 from opentab.records import SEEN, BatchRecord
 
@@ -126,7 +126,7 @@ def _compare(log: Log, remembered: int, repeats: int, work_dir: Path, say: Say) 
             kept.append(run)
             # Work is lines read, whatever became of them.
             say(f"run {repeat} of {repeats}, {label}, dedupe {window}: {_rate(run, log):,.0f} lines/s")
-            shutil.rmtree(home.path)
+            _remove(home)
     pairs = zip(runs[ON], runs[OFF], strict=True)
     ratios = [_rate(on, log) / _rate(off, log) for on, off in pairs]
     memory = [run.memory_bytes_max.get(TOTAL, 0) / MEBIBYTE for run in runs[ON]]
@@ -150,6 +150,12 @@ def _fresh_home(path: Path, window: str) -> Home:
     path.mkdir(parents=True)
     (path / "opentab.toml").write_text(f'[billing]\ndedupe_window = "{window}"\n', encoding="utf-8")
     return config.load(path)
+
+
+def _remove(home: Home) -> None:
+    """Take a home away, and the columns of its runs: gigabytes of them would take the next run's memory."""
+    Runs(home.ledger / "journal").remove()
+    shutil.rmtree(home.path)
 
 
 def remember(home: Home, count: int) -> None:
@@ -220,7 +226,7 @@ def _receipts(log: Log, work_dir: Path, say: Say) -> list[Figure]:
             line.get(f"/v1/events/{quote(id_, safe='')}")
         known_ms = [_receipt_ms(line, id_, 200) for id_ in ids]
         strange_ms = [_receipt_ms(line, f"nobody-{number}", 404) for number in range(len(ids))]
-    shutil.rmtree(home.path)
+    _remove(home)
     label = f"{log.event_count:,} ids remembered"
     return [
         plain(f"p50 of a receipt, {label}", [percentile(known_ms, 50)], "ms"),

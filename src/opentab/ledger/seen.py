@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -112,6 +113,10 @@ class Runs:
             # Read, not mapped: all of them are wanted, once.
             return np.fromfile(path, np.int64, file.rows, offset=begin)
         return cast("npt.NDArray[np.int64]", read_parquet(self._root / file.path, ["key_high"])["key_high"].to_numpy())
+
+    def remove(self) -> None:
+        """Take away what is at hand on this machine; whoever needs it takes it down again."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def keep(self, file: StagedFile, table: pa.Table) -> None:
         """Have the columns of a run at hand that was just written: its table is still in memory."""
