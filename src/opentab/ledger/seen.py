@@ -228,8 +228,8 @@ def _columns(columns: Sequence[npt.NDArray[np.int64]], marks: Marks) -> Columns:
 
 
 def _beside(path: Path) -> Path:
-    """Where the marks of a run are, given where its columns are."""
-    return path.with_suffix(".marks.npy")
+    """Where the marks of a run are, given where its columns are. An earlier form of them had another name."""
+    return path.with_suffix(".blocks.npy")
 
 
 def _read(place: Place) -> list[npt.NDArray[np.int64]]:
