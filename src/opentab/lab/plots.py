@@ -53,11 +53,7 @@ def _over_customers(figures: Sequence[Figure], path: Path) -> bool:
     for name, found in sorted(lines.items(), key=lambda pair: -max(f.value for f in pair[1].values())):
         sizes = sorted(found)
         values = [found[size].value for size in sizes]
-        spreads = [found[size].spread or (found[size].value, found[size].value) for size in sizes]
-        errors = [
-            [value - low for value, (low, _) in zip(values, spreads, strict=True)],
-            [high - value for value, (_, high) in zip(values, spreads, strict=True)],
-        ]
+        errors = _errors([found[size] for size in sizes])
         axes.errorbar(sizes, values, yerr=errors, label=name, capsize=2, marker="o", markersize=4, **_look(name))
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
@@ -95,14 +91,23 @@ def _dedupe(figures: Sequence[Figure], path: Path) -> bool:
         figure.name.partition("with to without, ")[2].replace(", ", "\n").replace(" ids ", "\nids ")
         for figure in wanted
     ]
-    axes.bar(labels, [figure.value for figure in wanted], color=COLOURS["opentab"], width=0.5)
+    look = {"yerr": _errors(wanted), "ecolor": OTHERS, "capsize": 4}
+    axes.bar(labels, [figure.value for figure in wanted], color=COLOURS["opentab"], width=0.5, **look)
     for at, figure in enumerate(wanted):
-        axes.text(at, figure.value, f"{figure.value:.2f}", ha="center", va="bottom")
+        axes.text(at, 0.02, f"{figure.value:.2f}", ha="center", va="bottom", color="white")
     axes.axhline(0.7, color=OTHERS, linestyle=":", label="goal")
     axes.set_ylim(0, 1.1)
     axes.set_ylabel("throughput with dedupe, to without")
     axes.legend(frameon=False)
     return _save(plt, picture, path)
+
+
+def _errors(figures: Sequence[Figure]) -> tuple[list[float], list[float]]:
+    """How far the least and the most of the repeats are from each value."""
+    spreads = [figure.spread or (figure.value, figure.value) for figure in figures]
+    below = [figure.value - low for figure, (low, _) in zip(figures, spreads, strict=True)]
+    above = [high - figure.value for figure, (_, high) in zip(figures, spreads, strict=True)]
+    return below, above
 
 
 def _closing(figures: Sequence[Figure], path: Path) -> bool:
