@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -33,6 +34,7 @@ from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
+from opentab.place import Place
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 MINUTE_US = 60_000_000
@@ -301,6 +303,31 @@ def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
         trail = Trails(journal, remembered).of("x", None, upto=last)
     assert [one.spot.partition for one in trail.counted] == ["b"]
     assert trail.rejections == []
+
+
+def test_a_run_that_its_task_has_at_hand_elsewhere_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen, "MAPPED_ROWS", 1)
+    monkeypatch.setattr(seen.Runs, "keep", lambda *_: None)
+    inputs = [Sent("x", 1), Sent("y", 1), Sent("x", 1, minute=9, partition="b"), Sent("z", 1, partition="b")]
+    journal = check(*bill_history(tmp_path, [(2, inputs), (2, [Sent("x", 1, minute=35)])], window="30m"))
+    assert sum(run.rows for run in journal.runs()) == 4  # x, y, z, and x again: nothing is struck out
+
+
+def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    root, table = Place.of(tmp_path / "journal"), seen.SEEN.empty_table()
+    for boot in ("one", "two"):
+        monkeypatch.setattr(seen, "_boot", lambda boot=boot: boot)
+        with seen.Runs(root).keeping(1) as keeper:
+            keeper.add(table)
+            keeper.finish(seen.Run(f"{boot}.parquet", 0))
+    (left,) = tmp_path.glob("opentab-seen-*")
+    assert left.name.endswith("-two")
+    assert {path.name for path in left.iterdir()} == {"two.parquet.npy", "two.parquet.blocks.npy"}
 
 
 def test_numbers_in_a_staged_file_are_changed_where_they_lie(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +81,7 @@ def with_key(payload: int, key: tuple[int, int]) -> int:
     return int(np.where(mixed == 0, np.uint64(1), mixed).view(np.int64)[0])
 
 
-@cache
+@lru_cache(maxsize=16)
 def _first_words(texts: tuple[str, ...]) -> Int64s:
     return keys_of(texts)[0]
 

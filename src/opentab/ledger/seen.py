@@ -1,7 +1,8 @@
 """What was seen: sorted runs of keys in the journal, mapped where they are large, merged in tiers.
 
-A run is a file of the kind `seen`, sorted by the key. It never changes, so whoever needs it may keep it: a small one in
-memory, a large one as columns in a scratch file that is mapped and not loaded.
+A run is a file of the kind `seen`, sorted by the key. Once it is committed it never changes, so whoever needs it may
+keep it: a small one in memory, a large one as columns in a scratch file that is mapped and not loaded. Scratch files
+are not durable: after the machine has started anew they are made anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -93,7 +95,8 @@ class Runs:
     def __init__(self, root: Place) -> None:
         self._root = root
         name = hashlib.sha256(f"{os.getuid()}:{root.uri}".encode()).hexdigest()[:16]
-        self._scratch = Path(tempfile.gettempdir()) / f"opentab-seen-{name}"
+        self._scratches = f"opentab-seen-{name}"  # those of this journal begin so
+        self._scratch = Path(tempfile.gettempdir()) / f"{self._scratches}-{_boot()}"
         self._loaded: dict[str, Columns] = {}
 
     def load(self, runs: Sequence[Run]) -> list[Columns]:
@@ -127,6 +130,8 @@ class Runs:
 
     def rows(self, file: StagedFile, rows: npt.NDArray[np.int64]) -> pa.Table:
         """Some rows of a run, in the order of SEEN; what its columns do not tell is read from its file."""
+        if not len(rows):
+            return SEEN.empty_table()
         place, path = self._root / file.path, self._path_of(Run(file.path, file.rows))
         known = {}
         if path.exists():
@@ -144,12 +149,15 @@ class Runs:
     def erase(self, file: StagedFile, rows: npt.NDArray[np.int64], payload: npt.NDArray[np.int64]) -> bool:
         """Let some rows of a run that was just written, with these payloads, say that they did not count after all.
 
-        False where its file cannot be changed: then it is as it was.
+        False where it cannot be changed, and is as it was: its task may have its columns at hand in another place.
         """
+        path = self._path_of(Run(file.path, file.rows))
+        is_mapped = file.rows >= MAPPED_ROWS
+        if is_mapped and not path.exists():
+            return False
         if not overwrite((self._root / file.path).path, "payload", rows, before=payload, after=DID_NOT_COUNT):
             return False
-        path = self._path_of(Run(file.path, file.rows))
-        if path.exists():
+        if is_mapped:
             columns = cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r"))
             changed = columns[COLUMNS.index("payload")].copy()
             changed[rows] = DID_NOT_COUNT
@@ -173,12 +181,20 @@ class Runs:
     @contextmanager
     def _aside(self) -> Iterator[Path]:
         """A name for a scratch file that is not ready; what is still there in the end goes."""
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        self._make_scratch()
         aside = self._scratch / f"{secrets.token_hex(8)}.new.npy"
         try:
             yield aside
         finally:
             aside.unlink(missing_ok=True)
+
+    def _make_scratch(self) -> None:
+        """Make the directory; those of earlier starts of the machine go."""
+        if not self._scratch.exists():
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
+            for other in self._scratch.parent.glob(f"{self._scratches}*"):
+                if other != self._scratch:
+                    shutil.rmtree(other, ignore_errors=True)
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
@@ -225,6 +241,15 @@ class Runs:
 def _columns(columns: Sequence[npt.NDArray[np.int64]], marks: Marks) -> Columns:
     key_high, key_low, payload, arrived_us, batch = columns
     return Columns(key_high, key_low, payload, arrived_us, batch, marks)
+
+
+@cache
+def _boot() -> str:
+    """Tells this start of the machine from all others, where it says so."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    except OSError:
+        return "0"
 
 
 def _beside(path: Path) -> Path:

@@ -8,7 +8,9 @@ cannot be changed, in a bucket say, is written anew without them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +82,8 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     if not len(words):
         return Repeats()
     rows = [_places_of(words, mine) for mine in firsts]
-    shared = _shared([known.rows(*one) for one in zip(runs, rows, strict=True)], rows, order.forgotten_us)
+    with ThreadPoolExecutor() as pool:
+        shared = _shared(list(pool.map(known.rows, runs, rows)), rows, order.forgotten_us)
     if not len(shared):
         return Repeats()
     refused = {key for report in reports for key in report.refused_reversals}
@@ -114,14 +117,15 @@ def _set_right(
         return None
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
-    dropped = set()
+    left: dict[StagedFile, Int64s] = {}  # what is to be written anew, without which rows
     for number, file in enumerate(runs):
         gone = losers[shared.run[losers] == number]
         if len(gone) and not _erased(order, file, shared.row[gone], shared.payload[gone]):
-            anew = _without(order, file, shared.row[gone])
-            files += [anew] if anew is not None else []
-            dropped.add(file.path)
-    return Repeats(events, entries.num_rows, dropped, files)
+            left[file] = shared.row[gone]
+    with ThreadPoolExecutor() as pool:
+        anew = pool.map(partial(_without, order), left, left.values())
+        files += [file for file in anew if file is not None]
+    return Repeats(events, entries.num_rows, {file.path for file in left}, files)
 
 
 def _erased(order: Order, file: StagedFile, rows: Int64s, payload: Int64s) -> bool:

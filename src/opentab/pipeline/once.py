@@ -30,7 +30,7 @@ class Known:
 
     key_high: Int64s
     key_low: Int64s
-    payload: Int64s  # 0: it was rejected
+    payload: Int64s  # 0: it did not count
     arrived_us: Int64s
     batch: Int64s
     marks: Marks

@@ -72,11 +72,12 @@ class HotReads:
         if not waiting:
             return
         began = time.perf_counter()
+        responses: list[bytes | None]
         try:
             replies = self._desk.glances([name for name, _ in waiting])
+            responses = [None if reply is None else self._response(reply) for reply in replies]
         except Exception:  # whatever it is, the usual way meets it again and says so, to who asked and in the log
-            replies = [None] * len(waiting)
-        responses = [None if reply is None else self._response(reply) for reply in replies]
+            responses = [None] * len(waiting)
         self._times.add(time.perf_counter() - began, sum(response is not None for response in responses))
         for (_, asker), response in zip(waiting, responses, strict=True):
             try:
