@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -325,6 +326,8 @@ def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
         with seen.Runs(root).keeping(1) as keeper:
             keeper.add(table)
             keeper.finish(seen.Run(f"{boot}.parquet", 0))
+        for scratch in tmp_path.glob("opentab-seen-*"):
+            os.utime(scratch, (0, 0))  # long ago
     (left,) = tmp_path.glob("opentab-seen-*")
     assert left.name.endswith("-two")
     assert {path.name for path in left.iterdir()} == {"two.parquet.npy", "two.parquet.blocks.npy"}

@@ -372,6 +372,11 @@ class Home:
         )
 
     @property
+    def tasks_are_here(self) -> bool:
+        """Whether Spark's tasks run on this machine, and share its disks."""
+        return self.spark["spark.master"].startswith("local")
+
+    @property
     def ledger(self) -> Place:
         uri = str(self["ledger.uri"])
         return Place(uri, self["ledger.storage"]) if uri.startswith(s3.SCHEME) else Place.of(self._local("ledger.uri"))

@@ -43,8 +43,9 @@ REJECTION = pa.schema(
 )
 
 # An event with an id: the key that tells it from others (128 bits in two words), and where it stands in the log. Files
-# are sorted by the key. `payload` tells its values from others' (64 bits); 0: it did not count, because it was rejected
-# or because another task of the same batch had the first of its repeats.
+# are sorted by the key. `payload` tells its values from others' (64 bits), or that it did not count: it was rejected
+# or another task of the same batch had the first of its repeats.
+DID_NOT_COUNT = 0
 SEEN = pa.schema(
     [
         pa.field("batch", pa.int64(), nullable=False),

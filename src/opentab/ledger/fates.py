@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow.dataset as ds
 
 from opentab.ledger.journal import Journal
-from opentab.records import BatchRecord, Spot
+from opentab.records import DID_NOT_COUNT, BatchRecord, Spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,6 @@ def _counted(journal: Journal, batch: int, spots: list[Spot]) -> set[Spot]:
     numbers = {spot.number for spot in spots}
     table = journal.seen(after=batch - 1, upto=batch).to_table(
         columns=["partition", "number", "byte"],
-        filter=(ds.field("payload") != 0) & ds.field("number").isin(list(numbers)),
+        filter=(ds.field("payload") != DID_NOT_COUNT) & ds.field("number").isin(list(numbers)),
     )
     return {Spot(*row) for row in zip(*(table[name].to_pylist() for name in Spot._fields), strict=True)}

@@ -32,13 +32,12 @@ from opentab.ledger.files import StagedFile, read_parquet, staged_writer
 from opentab.ledger.marks import Marks, marks_of
 from opentab.ledger.plain import overwrite
 from opentab.place import Place
-from opentab.records import SEEN
+from opentab.records import DID_NOT_COUNT, SEEN
 
 COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 ROW_GROUP_ROWS = 16_384  # a receipt reads one
 TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and never has more runs
-DID_NOT_COUNT = 0  # in the place of a payload
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
 SCRATCH_SECONDS = 3_600
 
@@ -112,9 +111,8 @@ class Runs:
         """The first words of the keys of a run, in order; from its file where its columns are not at hand."""
         path = self._path_of(Run(file.path, file.rows))
         if path.exists():
-            begin = cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r")).offset
             # Read, not mapped: all of them are wanted, once.
-            return np.fromfile(path, np.int64, file.rows, offset=begin)
+            return np.fromfile(path, np.int64, file.rows, offset=_mapped(path).offset)
         return cast("npt.NDArray[np.int64]", read_parquet(self._root / file.path, ["key_high"])["key_high"].to_numpy())
 
     def remove(self) -> None:
@@ -135,7 +133,7 @@ class Runs:
         place, path = self._root / file.path, self._path_of(Run(file.path, file.rows))
         known = {}
         if path.exists():
-            columns = np.load(path, mmap_mode="r")
+            columns = _mapped(path)
             known = {name: pa.array(columns[at][rows]) for at, name in enumerate(COLUMNS)}
         with pq.ParquetFile(
             place.inside, filesystem=place.filesystem, memory_map=place.is_local, read_dictionary=["partition"]
@@ -158,7 +156,7 @@ class Runs:
         if not overwrite((self._root / file.path).path, "payload", rows, before=payload, after=DID_NOT_COUNT):
             return False
         if is_mapped:
-            columns = cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r"))
+            columns = _mapped(path)
             changed = columns[COLUMNS.index("payload")].copy()
             changed[rows] = DID_NOT_COUNT
             with path.open("r+b") as scratch:  # it raises on a full disk, where a map would end the process
@@ -189,12 +187,13 @@ class Runs:
             aside.unlink(missing_ok=True)
 
     def _make_scratch(self) -> None:
-        """Make the directory; those of earlier starts of the machine go."""
+        """Make the directory; those of earlier starts of the machine go, where nobody has used them for an hour."""
         if not self._scratch.exists():
             self._scratch.mkdir(mode=0o700, exist_ok=True)
             for other in self._scratch.parent.glob(f"{self._scratches}*"):
-                if other != self._scratch:
-                    shutil.rmtree(other, ignore_errors=True)
+                with suppress(OSError):
+                    if other != self._scratch and _is_old(other):
+                        shutil.rmtree(other)
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
@@ -205,8 +204,7 @@ class Runs:
             self._read_aside(run)
         if not _beside(path).exists():
             self._write_marks(path, run.rows)
-        # One that was kept while it was merged may have room behind its last row.
-        columns = [column[: run.rows] for column in np.load(path, mmap_mode="r")]
+        columns = [column[: run.rows] for column in _mapped(path)]
         return _columns(columns, np.load(_beside(path), mmap_mode="r"))
 
     def _read_aside(self, run: Run) -> None:
@@ -221,7 +219,7 @@ class Runs:
         return self._scratch / f"{Path(run.path).name}.npy"
 
     def _write_marks(self, path: Path, rows: int) -> None:
-        words = np.load(path, mmap_mode="r")[0][:rows]
+        words = _mapped(path)[0][:rows]
         aside = path.with_suffix(f".{secrets.token_hex(4)}.new.npy")
         try:
             np.save(aside, marks_of(words))
@@ -234,13 +232,17 @@ class Runs:
         names = {path.name for run in runs for path in (self._path_of(run), _beside(self._path_of(run)))}
         with suppress(OSError):
             for path in self._scratch.iterdir():
-                if path.name not in names and time.time() - path.stat().st_mtime > SCRATCH_SECONDS:
+                if path.name not in names and _is_old(path):
                     path.unlink()
 
 
 def _columns(columns: Sequence[npt.NDArray[np.int64]], marks: Marks) -> Columns:
     key_high, key_low, payload, arrived_us, batch = columns
     return Columns(key_high, key_low, payload, arrived_us, batch, marks)
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > SCRATCH_SECONDS
 
 
 @cache
@@ -250,6 +252,11 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     except OSError:
         return "0"
+
+
+def _mapped(path: Path) -> np.memmap[Any, Any]:
+    """The columns in a scratch file; one that was kept while it was merged may have room behind their last row."""
+    return cast("np.memmap[Any, Any]", np.load(path, mmap_mode="r"))
 
 
 def _beside(path: Path) -> Path:

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.ledger.files import StagedFile, read_parquet, stage
-from opentab.ledger.seen import DID_NOT_COUNT, stage_run
+from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
 from opentab.pipeline.tally import exact_sum, tally
 from opentab.pipeline.task import Order, Report, runs_of
-from opentab.records import ENTRY, SEEN
+from opentab.records import DID_NOT_COUNT, ENTRY, SEEN
 from opentab.texts import Texts
 
 Bools = npt.NDArray[np.bool_]

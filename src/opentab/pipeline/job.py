@@ -166,7 +166,7 @@ class Job:
             late_before_day=self._late_before_day(),
             runs=self.journal.runs() if self.rules.dedupe_us else [],
             forgotten_us=self.last.forgotten_us if self.last else None,
-            tasks_are_here=self.home.spark["spark.master"].startswith("local") and self.journal.root.is_local,
+            tasks_are_here=self.home.tasks_are_here and self.journal.root.is_local,
         )
 
     def _run_tasks(self, portion: Portion, order: Order, spark: SparkSession | None) -> list[Report]:

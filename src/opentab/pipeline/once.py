@@ -17,6 +17,7 @@ from opentab.keys import key_of
 from opentab.ledger.marks import Marks, Words
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
+from opentab.records import DID_NOT_COUNT
 
 Bools = npt.NDArray[np.bool_]
 
@@ -30,7 +31,7 @@ class Known:
 
     key_high: Int64s
     key_low: Int64s
-    payload: Int64s  # 0: it did not count
+    payload: Int64s
     arrived_us: Int64s
     batch: Int64s
     marks: Marks
@@ -149,7 +150,7 @@ def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_u
         while len(rows):
             alike = run.key_high[found] == high[rows]
             rows, found = rows[alike], found[alike]
-            counted = (run.key_low[found] == low[rows]) & (run.payload[found] != 0)
+            counted = (run.key_low[found] == low[rows]) & (run.payload[found] != DID_NOT_COUNT)
             later = counted & (run.arrived_us[found] > arrived_us[rows])
             target, source = rows[later], found[later]
             arrived_us[target] = run.arrived_us[source]

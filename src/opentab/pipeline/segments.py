@@ -34,7 +34,7 @@ class DirectorySource:
         self.log = log
         self._batch_events_max: int = home["pipeline.batch_events_max"]
         self._local_bytes_max: int = home["pipeline.local_bytes_max"]
-        self._shares_disk = home.spark["spark.master"].startswith("local")
+        self._shares_disk = home.tasks_are_here
 
     def open(self, positions: Positions) -> None:
         """Bring back what the journal has not, archive what it has, and tidy up."""

@@ -71,13 +71,12 @@ def open_session(home: Home) -> SparkSession:
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    local = home.spark["spark.master"].startswith("local")
-    if local:
+    if home.tasks_are_here:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
         **SETTINGS,
         **(KAFKA_SETTINGS if home.kafka is not None else {}),
-        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if local else {}),
+        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if home.tasks_are_here else {}),
         "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
         **home.spark,
     }
