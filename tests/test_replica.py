@@ -37,7 +37,7 @@ from opentab.replica.names import in_order
 from opentab.replica.row import Rows, read_row, summed
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot, Store
 from opentab.replica.tops import Tops, found_anew, take_in, too_few
-from opentab.replica.wide import CELL, Sums, across, add, micros_of, read_cell, sum_micros
+from opentab.replica.wide import CELL, NEVER_US, Sums, across, add, micros_of, read_cell, sum_micros
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
@@ -431,6 +431,19 @@ def test_many_sums_at_once_are_those_of_each(uses: list[tuple[int, int, int]]) -
         assert not times or last == max(times)
 
 
+@given(st.lists(st.tuples(wide, st.integers(-9, 9)), max_size=30))
+def test_one_sum_alone_is_that_of_all(uses: list[tuple[int, int]]) -> None:
+    sums = Sums(1)
+    amounts = cells([micros for micros, _ in uses])["sum"]
+    for half in (slice(0, 10), slice(10, None)):
+        last_us = np.array([at_us for _, at_us in uses[half]], np.int64)
+        at = np.zeros(len(last_us), np.int64)
+        sums.add(at, amounts["low"][half], amounts["high"][half], amounts["events"][half], last_us)
+    (found,) = sums.cells()
+    assert (micros_of(found["sum"]), found["sum"]["events"]) == (sum(micros for micros, _ in uses), len(uses))
+    assert found["last_us"] == max((at_us for _, at_us in uses), default=NEVER_US)
+
+
 # Names that begin alike, are long, or are a beginning of each other.
 names = st.one_of(
     st.text("abé", min_size=1, max_size=30),
@@ -448,6 +461,27 @@ def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix:
     at = zip(found.rows.tolist(), found.name_at.tolist(), strict=True)
     assert [found.names[place].as_py() for _, place in at] == [customers[row].encode() for row in found.rows.tolist()]
     assert found.name_at.tolist() == sorted(found.name_at.tolist())
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(1, 20).flatmap(lambda size: st.lists(st.text("abc", min_size=size, max_size=size), min_size=1)),
+    st.text("pq", max_size=10),
+    st.data(),
+)
+def test_names_of_one_size_come_in_order_and_some_of_their_rows_as_well(
+    ends: list[str], prefix: str, data: st.DataObject
+) -> None:
+    customers = [prefix + end for end in ends]
+    # Out of the middle of an array, as pieces of a file come.
+    found = in_order(pa.array(["before", *customers, "behind"])[1:-1])
+    assert found.names.to_pylist() == sorted({customer.encode() for customer in customers})
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(ends), max_size=len(ends))), np.bool_)
+    some = found.where(mask)
+    assert some.rows.tolist() == found.rows[mask].tolist()
+    at = zip(some.rows.tolist(), some.name_at.tolist(), strict=True)
+    assert [some.names[place].as_py().decode() for _, place in at] == [customers[row] for row in some.rows.tolist()]
+    assert some.names.to_pylist() == sorted(set(some.names.to_pylist()))
 
 
 def rows_of(uses: list[tuple[int, int, int]], columns: int) -> Rows:
@@ -518,7 +552,7 @@ def test_counts_that_leave_thirty_bits_are_wide() -> None:
     two = row_module.added(one, one)
     assert two.is_wide
     assert two.packed().is_wide
-    assert two.totals()["events"].tolist() == [2**31 - 2]
+    assert two.events().tolist() == [[0, 2**31 - 2, 0]]
     assert read_row(two.words[0].tobytes(), 0, 3, is_wide=True) == ([(0, 0), (10, 2**31 - 2), (0, 0)], 7)
 
 

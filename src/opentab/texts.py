@@ -86,6 +86,12 @@ class Texts:
         """The byte behind each text."""
         return self.start + self.size
 
+    @property
+    def even_size(self) -> int | None:
+        """How many bytes each text has, where all of them have as many."""
+        smallest, largest = int(self.size.min(initial=2**62)), int(self.size.max(initial=0))
+        return largest if smallest == largest else None
+
     def slice(self, first: int, past: int) -> Texts:
         """Those from one index up to another, with no more memory than they need. They lie in order."""
         begin, end = int(self.start[first]), int(self.start[past - 1] + self.size[past - 1])

@@ -110,7 +110,10 @@ def billed_months(own_months: Int64s, batches: Int64s, records: Sequence[BatchRe
         return own_months
     facts = batch_facts(records, calendar)
     first = facts["batch"][0].as_py()
-    final_before_us = facts["final_before_us"].to_numpy()[batches - first]
+    final_us = facts["final_before_us"].to_numpy()
+    if calendar.end_us(period_of_month(int(own_months.min()))) > final_us.max():
+        return own_months
+    final_before_us = final_us[batches - first]
     known, at = different(own_months)
     ends_us = np.array([calendar.end_us(period_of_month(int(month))) for month in known], np.int64)
     is_final = ends_us[at] <= final_before_us

@@ -136,9 +136,9 @@ class Journal:
             )
         return records
 
-    def entries(self, after: int = 0, upto: int | None = None) -> ds.Dataset:
-        """The entries of the batches behind `after`, up to `upto`."""
-        return self._dataset("entry", after, upto)
+    def entries(self, after: int = 0, upto: int | None = None, *, encoded: Sequence[str] = ()) -> ds.Dataset:
+        """The entries of the batches behind `after`, up to `upto`; some columns as numbers and a dictionary."""
+        return self._dataset("entry", after, upto, encoded)
 
     def entry_files(self, after: int = 0, upto: int | None = None) -> list[str]:
         """The files that hold the entries of those batches, and of others as well."""
@@ -295,14 +295,19 @@ class Journal:
             if file["max.batch"] > after and file["min.batch"] <= last
         )
 
-    def _dataset(self, kind: str, after: int, upto: int | None) -> ds.Dataset:
+    def _dataset(self, kind: str, after: int, upto: int | None, encoded: Sequence[str] = ()) -> ds.Dataset:
         last = self.position if upto is None else upto
         files = self._paths(kind, after, last)
         schema = KINDS[kind]
+        for name in encoded:
+            field = schema.field(name)
+            field = field.with_type(pa.dictionary(pa.int32(), field.type))
+            schema = schema.set(schema.get_field_index(name), field)
         if not files:
             return ds.dataset(schema.empty_table())
         batch = ds.field("batch")
-        dataset = ds.dataset(files, schema=schema, format="parquet", partitioning=None, filesystem=self.root.filesystem)
+        parquet = ds.ParquetFileFormat(dictionary_columns=set(encoded))
+        dataset = ds.dataset(files, schema=schema, format=parquet, partitioning=None, filesystem=self.root.filesystem)
         return dataset.filter((batch > after) & (batch <= last))
 
 

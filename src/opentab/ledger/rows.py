@@ -31,7 +31,7 @@ class Rows:
     """Some rows: what was used by whom on which day, and the month it is billed in."""
 
     customer: pa.Array
-    type: pa.Array
+    type: pa.DictionaryArray
     batch: Ints
     day: Ints
     own_month: Ints
@@ -65,13 +65,13 @@ def journal_rows(
     one where `after` is 0.
     """
     upto = records[-1].batch if records else 0
-    for table in _pieces(journal.entries(after=after, upto=upto), ENTRY_COLUMNS, rows_max):
+    for table in _pieces(journal.entries(after=after, upto=upto, encoded=["type"]), ENTRY_COLUMNS, rows_max):
         batch, day = _numbers(table["batch"]), _numbers(table["day"].cast(pa.int32()))
         own_month = months_of_days(day)
         micros = _numbers(table["amount_micros"])
         yield Rows(
             customer=_whole(table["customer"]),
-            type=_whole(table["type"]),
+            type=_whole(table["type"].unify_dictionaries()),
             batch=batch,
             day=day,
             own_month=own_month,
@@ -94,7 +94,7 @@ def balance_rows(balances: ds.Dataset, *, rows_max: int) -> Iterator[Rows]:
         words = words[micros.offset : micros.offset + len(micros)]
         yield Rows(
             customer=_whole(table["customer"]),
-            type=_whole(table["type"]),
+            type=_whole(table["type"]).dictionary_encode(),
             batch=_numbers(table["batch"]),
             day=day,
             own_month=months_of_days(day),

@@ -14,8 +14,8 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -59,11 +59,11 @@ def scan(
     start = prefix if after is None else max(prefix, after)
     for _, value in snapshot.scan(TABLE, period, start=period + start):
         block = Block.read(value)
-        names = block.names()
+        names, rows = block.names(), block.rows()
         for index in range(0 if after is None else bisect_right(names, after), len(names)):
             name = names[index]
             if name.startswith(prefix):
-                yield name, block.row(index)
+                yield name, row.read_row(rows.words[index].tobytes(), 0, rows.columns, is_wide=rows.is_wide)
             elif name > prefix:
                 return
 
@@ -72,17 +72,17 @@ def totals(snapshot: Snapshot, period: bytes) -> Iterator[tuple[bytes, int]]:
     """Every customer of a period with the total, in order."""
     for _, value in snapshot.scan(TABLE, period):
         block = Block.read(value)
-        for name, total in zip(block.names(), block.rows.totals(), strict=True):
+        for name, total in zip(block.names(), block.rows().totals(), strict=True):
             yield name, micros_of(total)
 
 
 def sum_of(value: bytes) -> tuple[int, int]:
     """Micros and events of all customers of a block; raises ReplicaDamaged where names or rows are missing."""
     block = Block.read(value)
-    if bytes(block.text).count(BETWEEN) != len(block.rows):
-        raise ReplicaDamaged(f"a block of {len(block.rows)} customers does not have the name of each")
-    cells = block.rows.totals()
-    return sum(map(micros_of, cells)), int(cells["events"].sum())
+    if bytes(block.text).count(BETWEEN) != block.customers:
+        raise ReplicaDamaged(f"a block of {block.customers} customers does not have the name of each")
+    rows = block.rows()
+    return sum(map(micros_of, rows.totals())), int(rows.events().sum())
 
 
 def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> tuple[Rows, int]:
@@ -92,7 +92,7 @@ def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> t
     """
     touched = _touched(change, period, names, added.columns)
     known = _names([block.text for _, block, _ in touched])
-    rows = _side_by_side([block.rows for _, block, _ in touched], added.columns)
+    rows = _side_by_side([block for _, block, _ in touched], added.columns)
     merged = in_order(pa.concat_arrays([known, _names([BETWEEN.join(names), BETWEEN])]), nearly=True)
     at = np.empty(len(known) + len(names), np.int64)
     at[merged.rows] = merged.name_at
@@ -107,45 +107,47 @@ def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> t
     if now.is_wide:
         table = table.widened()
     table.put(new_at, now)
-    owner = np.empty(count, np.int64)
-    owner[known_at] = np.repeat(np.arange(len(touched)), [len(block.rows) for _, block, _ in touched])
-    owner[new_at] = np.repeat(np.arange(len(touched)), [own for _, _, own in touched])
-    bounds = np.searchsorted(owner, np.arange(len(touched) + 1)).tolist()
+    # A block begins with the first of its rows that were there, or with the first of the new ones before it.
+    firsts = np.cumsum([(0, 0), *((block.customers, own) for _, block, own in touched)], axis=0)[:-1]
+    bounds = np.minimum(np.append(known_at, count)[firsts[:, 0]], new_at[firsts[:, 1]]).tolist()
     keys = [key for key, _, _ in touched]
-    change.put(TABLE, list(_cut(period, keys, bounds, table, merged.names)))
+    change.put(TABLE, list(_cut(period, keys, [*bounds, count], table, merged.names)))
     return now, count - len(known)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One block, as it was read."""
 
-    rows: Rows
+    customers: int
+    columns: int
+    is_wide: bool
+    words: memoryview  # of their rows
     text: memoryview  # each name with the byte behind it
 
     @classmethod
     def read(cls, value: Buffer) -> Block:
-        try:
+        if len(value) >= HEADER.size:
             count, columns, is_wide = HEADER.unpack_from(value)
-            rows = Rows.read(value, HEADER.size, count, columns, is_wide=bool(is_wide))
-        except (struct.error, ValueError):
-            raise ReplicaDamaged(f"a block of {len(value)} bytes cannot be read") from None
-        return cls(rows, memoryview(value)[HEADER.size + rows.words.nbytes + len(BETWEEN) :])
+            past = HEADER.size + 8 * count * row.width(columns, is_wide=is_wide)
+            if len(value) > past:
+                view = memoryview(value)
+                return cls(count, columns, bool(is_wide), view[HEADER.size : past], view[past + len(BETWEEN) :])
+        raise ReplicaDamaged(f"a block of {len(value)} bytes cannot be read")
 
     def names(self) -> list[bytes]:
         return bytes(self.text[: -len(BETWEEN)]).split(BETWEEN)
 
-    def row(self, index: int) -> Row:
-        rows = self.rows
-        return row.read_row(rows.words[index].tobytes(), 0, rows.columns, is_wide=rows.is_wide)
+    def rows(self) -> Rows:
+        return Rows.read(self.words, self.columns, is_wide=self.is_wide)
 
 
 def _touched(change: Change, period: bytes, names: Sequence[bytes], columns: int) -> list[tuple[bytes, Block, int]]:
     """The blocks that some names belong to, each with its key and how many of the names."""
     found, at = [], 0
-    empty = Block(Rows.blank(0, columns), memoryview(b""))
+    empty = Block(0, columns, False, memoryview(b""), memoryview(b""))
+    first = change.finder(TABLE, prefix=period)
     while at < len(names):
-        known = change.first(TABLE, period + names[at], prefix=period)
+        known = first(period + names[at])
         key, block = (known[0], Block.read(known[1])) if known else (period + END, empty)
         past = bisect_right(names, key[len(period) :], at)
         found.append((key, block, past - at))
@@ -161,28 +163,30 @@ def _names(texts: Sequence[memoryview | bytes]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(past), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
-def _side_by_side(parts: Sequence[Rows], columns: int) -> Rows:
+def _side_by_side(blocks: Sequence[Block], columns: int) -> Rows:
     """Rows of blocks in one piece, all of one form."""
-    if any(part.columns != columns or part.is_wide for part in parts):
-        parts = [part.with_columns(columns) for part in parts]
-        if any(part.is_wide for part in parts):
-            parts = [part.widened() for part in parts]
-    first = parts[0]
-    words = np.frombuffer(bytearray().join([part.words.data for part in parts]), np.int64)
-    return Rows(words.reshape(-1, first.words.shape[1]), columns, first.is_wide)
+    words = [block.words for block in blocks]
+    is_wide = any(block.is_wide for block in blocks)
+    if is_wide or any(block.columns != columns for block in blocks):
+        parts = [block.rows().with_columns(columns) for block in blocks]
+        words = [(part.widened() if is_wide else part).words.data for part in parts]
+    return Rows.read(memoryview(bytearray().join(words)), columns, is_wide=is_wide)
 
 
 def _cut(
     period: bytes, keys: Sequence[bytes], bounds: Sequence[int], table: Rows, names: pa.Array
 ) -> Iterator[tuple[bytes, bytes]]:
     """Blocks to be written; one that has become too large is cut, and its last part keeps the key."""
-    past = np.frombuffer(names.buffers()[1], np.int32)[: len(names) + 1].tolist()
-    text = memoryview(names.buffers()[2])
+    past = np.frombuffer(names.buffers()[1], np.int32)  # and not as a list: few of them are needed
+    text, words, size = memoryview(names.buffers()[2]), table.words.data.cast("B"), table.words.strides[0]
     for key, (first, end) in zip(keys, pairwise(bounds), strict=True):
         parts = -(-(end - first) // BLOCK) if end - first > BLOCK_MAX else 1
         cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
         for begin, stop in pairwise(cuts):
-            rows = table.at(slice(begin, stop)).packed()
             own = key if stop == end else period + bytes(text[past[stop - 1] : past[stop] - 1])
-            header = HEADER.pack(len(rows), rows.columns, rows.is_wide)
-            yield own, b"".join((header, rows.words.data, BETWEEN, text[past[begin] : past[stop]]))
+            rows, is_wide = words[begin * size : stop * size], table.is_wide
+            if is_wide:  # as a whole, which need not be so of its parts
+                part = table.at(slice(begin, stop)).packed()
+                rows, is_wide = part.words.data.cast("B"), part.is_wide
+            header = HEADER.pack(stop - begin, table.columns, is_wide)
+            yield own, b"".join((header, rows, BETWEEN, text[past[begin] : past[stop]]))

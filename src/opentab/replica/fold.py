@@ -16,10 +16,10 @@ from opentab.ledger.rows import Ints, Rows
 from opentab.periods import Period, day_of_number, period_of_month
 from opentab.records import BatchRecord
 from opentab.replica import blocks, row
-from opentab.replica.names import in_order
+from opentab.replica.names import Names, in_order
 from opentab.replica.store import SEPARATOR, SUMMED, Change
 from opentab.replica.tops import Tops, found_anew, take_in, too_few
-from opentab.replica.wide import Cells, Sums, Words, micros_of, sum_micros
+from opentab.replica.wide import Cells, Sums, Words, are_narrow, micros_of, sum_micros
 
 CUSTOMERS_AT_A_TIME = 50_000
 ADJUSTED = 0  # the column of a customer's row that holds all adjustments
@@ -59,43 +59,37 @@ class Fold:
         ordered = in_order(rows.customer)
         adjusted = rows.month != rows.own_month
         column = np.where(adjusted, ADJUSTED, type_at + 1)
+        high = None if are_narrow(rows.low, rows.high) else rows.high
         for index, period in enumerate(months):
-            here = slice(None) if len(months) == 1 else np.flatnonzero(month_at[ordered.rows] == index)
-            own = ordered.rows[here]
-            self._add_period(period, ordered.names, own, ordered.name_at[here], column[own], rows)
+            own = ordered if len(months) == 1 else ordered.where(month_at[ordered.rows] == index)
+            self._add_period(period, own, column, rows, high)
         if adjusted.any():
             customer_at = np.empty(len(rows), np.int64)
             customer_at[ordered.rows] = ordered.name_at
             self._add_adjustments(rows, adjusted, ordered.names, months, month_at, customer_at, type_at)
 
-    def _add_period(
-        self, period: Period, names: pa.Array, own: Ints, customer_at: Ints, column: Ints, rows: Rows
-    ) -> None:
+    def _add_period(self, period: Period, own: Names, column: Ints, rows: Rows, high: Ints | None) -> None:
         """Add rows of one period, which come in the order of the customers; some thousand customers at a time."""
-        columns = 1 + len(self.types)
-        first_of = np.flatnonzero(np.diff(customer_at, prepend=-1))  # where each customer begins
-        touched: list[bytes] = []
+        customers = own.names.to_pylist()
+        edges = np.append(np.flatnonzero(own.begins), len(own.rows))
         totals: list[Cells] = []
-        for start in range(0, len(first_of), CUSTOMERS_AT_A_TIME):
-            begins = first_of[start : start + CUSTOMERS_AT_A_TIME + 1]
-            count = min(len(begins), CUSTOMERS_AT_A_TIME)
-            piece = slice(begins[0], begins[count] if count < len(begins) else len(own))
-            taken = own[piece]
+        for start in range(0, len(customers), CUSTOMERS_AT_A_TIME):
+            here = customers[start : start + CUSTOMERS_AT_A_TIME]
+            first, past = edges[start], edges[start + len(here)]
+            taken = own.rows[first:past]
             added = row.summed(
-                columns,
-                begins[:count] - piece.start,
-                column[piece],
+                1 + len(self.types),
+                edges[start : start + len(here)] - first,
+                column[taken],
                 rows.low[taken],
-                rows.high[taken],
+                None if high is None else high[taken],
                 rows.events[taken],
                 rows.last_us[taken],
             )
-            here = names.take(pa.array(customer_at[begins[:count]])).to_pylist()
             now, new = blocks.add(self._change, period.encode(), here, added)
             self.new_customers[period] += new
-            touched += here
             totals.append(now.totals())
-        _keep_tops(self._change, period, touched, np.concatenate(totals))
+        _keep_tops(self._change, period, customers, np.concatenate(totals))
 
     def _add_adjustments(
         self, rows: Rows, adjusted: Ints, names: pa.Array, months: Sequence[Period], *at: Ints
@@ -144,12 +138,11 @@ class Fold:
         micros, count = self.sums[table]
         self.sums[table] = (micros + sum_micros(low, high), count + int(events.sum()))
 
-    def _types_of(self, types: pa.Array) -> Ints:
-        encoded = types.dictionary_encode()
-        names = encoded.dictionary.to_pylist()
+    def _types_of(self, types: pa.DictionaryArray) -> Ints:
+        names = types.dictionary.to_pylist()
         self.types += sorted(set(names) - set(self.types))
         columns = np.array([self.types.index(name) for name in names], np.int64)
-        found: Ints = columns[encoded.indices.to_numpy()]
+        found: Ints = columns[types.indices.to_numpy()]
         return found
 
 

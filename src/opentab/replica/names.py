@@ -15,11 +15,22 @@ PREFIX_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The different names in the order of their bytes, and the rows in that order with the place of each one's name."""
+    """The different names in the order of their bytes, and the rows in that order."""
 
     names: pa.Array  # binary
     rows: Int64s
-    name_at: Int64s
+    begins: Bools  # whether a row is the first of its name
+
+    @property
+    def name_at(self) -> Int64s:
+        """The place of each row's name."""
+        return np.cumsum(self.begins) - 1
+
+    def where(self, mask: Bools) -> Names:
+        """Some of the rows alone, with the names that those have."""
+        name_at = self.name_at[mask]
+        begins = np.diff(name_at, prepend=-1) > 0
+        return Names(self.names.take(pa.array(name_at[begins])), self.rows[mask], begins)
 
 
 def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
@@ -37,8 +48,17 @@ def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
         rows, same = _told_apart(texts, prefix + WORD, rows, same)
     begins = np.ones(len(rows), np.bool_)
     begins[1:] = ~same
-    names = customers.cast(pa.binary()).take(pa.array(rows[begins]))
-    return Names(names, rows, np.cumsum(begins) - 1)
+    return Names(_taken(customers, texts, rows[begins]), rows, begins)
+
+
+def _taken(customers: pa.Array, texts: Texts, rows: Int64s) -> pa.Array:
+    """Some of the names as bytes. Those of one size are taken as pieces of memory, which is many times quicker."""
+    size = texts.even_size
+    if not size:
+        return customers.cast(pa.binary()).take(pa.array(rows))
+    pieces = texts.data[: len(texts) * size].view(f"V{size}").take(rows)
+    offsets = np.arange(0, len(pieces) * size + 1, size, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(pieces), [None, pa.py_buffer(offsets), pa.py_buffer(pieces)])
 
 
 def _prefix(texts: Texts) -> int:
@@ -53,9 +73,14 @@ def _prefix(texts: Texts) -> int:
 
 def _word(texts: Texts, column: int) -> UInt64s:
     """The eight bytes from a column on as a number that orders as they do; what is beyond a name is 0."""
-    there = np.clip(texts.size - column, 0, WORD)
-    at = np.minimum(texts.start + column, texts.end)
-    return (texts.words[at] & _MASKS[there]).byteswap()
+    size = texts.even_size
+    if size is not None and size > column:
+        words = texts.words[texts.start + column] & _MASKS[min(size - column, WORD)]
+    else:
+        there = np.clip(texts.size - column, 0, WORD)
+        words = texts.words[np.minimum(texts.start + column, texts.end)] & _MASKS[there]
+    found: UInt64s = words.byteswap(inplace=True)
+    return found
 
 
 def _told_apart(texts: Texts, column: int, rows: Int64s, same: Bools) -> tuple[Int64s, Bools]:

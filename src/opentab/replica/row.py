@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from opentab.replica import wide
 from opentab.replica.store import Buffer
-from opentab.replica.wide import NEVER_US, SUM, WORD, Cells, Ints, Sums, Words, row_type
+from opentab.replica.wide import AMOUNT, NEVER_US, WORD, Cells, Ints, Sums, Words, row_type
 
 MICROS_PAST = 1 << 62
 EVENTS_PAST = 1 << 30
@@ -43,10 +43,9 @@ class Rows:
         return cls(words, columns, is_wide)
 
     @classmethod
-    def read(cls, value: Buffer, at: int, count: int, columns: int, *, is_wide: bool) -> Rows:
-        """The rows that stand in a value from a byte on; raises ValueError if it is too short."""
-        size = width(columns, is_wide=is_wide)
-        return cls(np.frombuffer(value, np.int64, count * size, at).reshape(count, size), columns, is_wide)
+    def read(cls, words: Buffer, columns: int, *, is_wide: bool) -> Rows:
+        """The rows that stand somewhere."""
+        return cls(np.frombuffer(words, np.int64).reshape(-1, width(columns, is_wide=is_wide)), columns, is_wide)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -64,14 +63,12 @@ class Rows:
         return self.words.view(f"V{8 * self.words.shape[1]}")[:, 0]
 
     def totals(self) -> Cells:
-        """The sum over the columns of each row."""
-        micros = self.words[:, 1 : 1 + self.columns]
-        if self.is_wide or _bound(micros) * self.columns >= 1 << 63:
+        """The amount of each row, over all of its columns."""
+        if self.is_wide or not _are_below(self.words, self.columns, (1 << 63) // self.columns):
             return wide.across(self.widened()._cells())
-        found = np.empty(len(self), SUM)
-        sums = np.einsum("ij->i", micros)
+        found = np.empty(len(self), AMOUNT)
+        sums = np.einsum("ij->i", self.words[:, 1 : 1 + self.columns])
         found["low"], found["high"] = sums.view(np.uint64), sums >> 63
-        found["events"] = np.einsum("ij->i", self.events())
         return found
 
     def events(self) -> Lines:
@@ -122,25 +119,30 @@ def width(columns: int, *, is_wide: bool) -> int:
     return 1 + 3 * columns if is_wide else 1 + columns + -(-columns // 2)
 
 
-def summed(columns: int, begins: Ints, column: Ints, low: Words, high: Ints, events: Ints, last_us: Ints) -> Rows:
-    """A row for each customer. The entries come customer by customer, one beginning at each of `begins`."""
-    count = len(begins)
-    at = np.repeat(np.arange(0, count * columns, columns), np.diff(begins, append=len(low))) + column
+def summed(
+    columns: int, begins: Ints, column: Ints, low: Words, high: Ints | None, events: Ints, last_us: Ints
+) -> Rows:
+    """A row for each customer. The entries come customer by customer, one beginning at each of `begins`.
+
+    Without `high` all amounts are in `low`, with their signs.
+    """
+    count, entries = len(begins), np.diff(begins, append=len(low))
     micros = low.view(np.int64)
     # No sum of several is larger than the largest times as many as the longest customer has.
-    most = int(np.diff(begins, append=len(low)).max(initial=0))
+    most = int(entries.max(initial=0))
     fits = _bound(micros) * most < MICROS_PAST and _bound(events) * most < EVENTS_PAST
-    if fits and (high == micros >> 63).all():
-        cells = []
-        for numbers in (micros, events):
-            sums_of = np.zeros(count * columns, np.int64)
-            np.add.at(sums_of, at, numbers)
-            cells.append(sums_of.reshape(count, columns))
-        # Entries that take repeats back may come apart from what they take back: then a count is below 0.
-        if int(cells[1].min(initial=0)) >= 0:
-            return _narrow(np.maximum.reduceat(last_us, begins), *cells)
+    # Entries that take repeats back have counts below 0, and may come apart from what they take back.
+    if fits and int(events.min(initial=0)) >= 0 and (high is None or wide.are_narrow(low, high)):
+        size = width(columns, is_wide=False)
+        words = np.zeros((count, size), np.int64)
+        words[:, 0] = np.maximum.reduceat(last_us, begins)
+        first = np.repeat(np.arange(1, 1 + count * size, size), entries)  # the first column of each entry's row
+        np.add.at(words.reshape(-1), first + column, micros)
+        np.add.at(words.reshape(-1), first + columns + (column >> 1), events << ((column & 1) << 5))
+        return Rows(words, columns, is_wide=False)
     sums = Sums(count * columns)
-    sums.add(at, low, high, events, last_us)
+    at = np.repeat(np.arange(0, count * columns, columns), entries) + column
+    sums.add(at, low, micros >> 63 if high is None else high, events, last_us)
     words = sums.rows(columns).view(np.int64).reshape(count, -1)
     return Rows(words, columns, is_wide=True).packed()
 
@@ -151,7 +153,7 @@ def added(one: Rows, other: Rows) -> Rows:
         words = one.words + other.words
         words[:, 0] = np.maximum(one.words[:, 0], other.words[:, 0])
         pairs = words[:, 1 + one.columns :]
-        if _bound(words[:, 1 : 1 + one.columns]) < MICROS_PAST and not (pairs & _TOO_MANY).any():
+        if _are_below(words, one.columns, MICROS_PAST) and not (pairs & _TOO_MANY).any():
             return Rows(words, one.columns, is_wide=False)
     cells = wide.add(one.widened()._cells(), other.widened()._cells())
     return Rows(cells.view(np.int64).reshape(len(cells), -1), one.columns, is_wide=True)
@@ -179,6 +181,11 @@ def _narrow(last_us: Ints, micros: Lines, events: Lines) -> Rows:
     pairs[:] = events[:, ::2]
     pairs[:, : columns // 2] |= events[:, 1::2] << 32
     return Rows(words, columns, is_wide=False)
+
+
+def _are_below(words: Lines, columns: int, past: int) -> bool:
+    """Whether all amounts of narrow rows are nearer to 0. A look at all words is quicker, and mostly enough."""
+    return _bound(words) < past or _bound(words[:, 1 : 1 + columns]) < past
 
 
 def _bound(numbers: Lines) -> int:
