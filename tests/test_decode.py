@@ -18,6 +18,7 @@ from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
 from opentab.pipeline import form
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.exact import Event, Refusal, is_blank, judge
+from opentab.pipeline.values import instants_of
 from opentab.texts import Texts
 
 RULES = Rules(
@@ -145,6 +146,41 @@ def test_times_in_every_shape(text: str, instant: str) -> None:
     assert isinstance(judged, Event), judged
     assert judged.at_us == to_us(datetime.fromisoformat(instant).replace(tzinfo=UTC))
     check_agree([plain(time=text).encode()])
+
+
+millisecond_times = st.builds(
+    lambda at, change: at[: change[0]] + change[1] + at[change[0] + 1 :] if change else at,
+    st.datetimes().map(lambda at: at.isoformat(timespec="milliseconds") + "Z"),
+    st.none() | st.tuples(st.integers(0, 23), st.characters(min_codepoint=32, max_codepoint=126) | st.sampled_from("0123456789:;/")),
+)  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(millisecond_times, min_size=1, max_size=20))
+def test_times_written_alike_are_read_as_others_are(times: list[str]) -> None:
+    alike = Texts.of([text.encode() for text in times])
+    others = Texts.of([*(text.encode() for text in times), b"another size"])
+    at_us, sure = instants_of(alike)
+    wanted_us, wanted = (column[:-1] for column in instants_of(others))
+    assert sure.tolist() == wanted.tolist()
+    assert at_us[sure].tolist() == wanted_us[wanted].tolist()
+
+
+odd_lines = st.lists(
+    st.binary(max_size=6) | st.sampled_from([b"plain", b"\\", b"\xc3\xa9", b"\xff", b"\t", b""]), min_size=1
+)
+
+
+@given(odd_lines.map(lambda lines: [line.replace(b"\n", b"") for line in lines]))
+def test_lines_with_odd_bytes_are_told_apart(lines: list[bytes]) -> None:
+    def is_clean(line: bytes) -> bool:
+        if any(byte < 32 or byte in b"\\\x7f" for byte in line):
+            return False
+        return line.decode("utf-8", "replace").encode() == line
+
+    for texts in (Texts.of(lines), Texts.of_lines(b"".join(line + b"\n" for line in lines))):
+        found = form._without_escapes(texts.slice(0, len(texts)))
+        assert found.tolist() == [is_clean(line) for line in lines]
 
 
 LONG = "x" * 10_000

@@ -5,6 +5,8 @@ Whatever is not of a common shape is left to exact.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -13,34 +15,33 @@ import pyarrow.compute as pc
 from opentab.events import CUSTOMER_BYTES_MAX
 from opentab.money import AMOUNT_DIGITS_MAX
 from opentab.periods import DAY_US, SECOND_US, Int64s
-from opentab.texts import Bools, Texts
+from opentab.texts import WORD, Bools, Texts
 
 Int32s = npt.NDArray[np.int32]
 
 AMOUNT_TEXT_MAX = 18  # an amount of 9 digits, sign, point and 6 decimals fits
 TIME_TEXT_MIN, TIME_TEXT_MAX = 20, 32  # RFC 3339, up to 6 decimals and an offset
 TIME_MARKS = ((4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":"))
+MILLISECONDS = "0000-00-00T00:00:00.000Z"
 FRACTION_AT = 19
 FRACTION_DIGITS = 6
 
 
 def instants_of(texts: Texts) -> tuple[Int64s, Bools]:
     """The common shapes of RFC 3339 in microseconds; lower case, leap seconds and the like are not certain."""
+    if texts.even_size == len(MILLISECONDS):
+        return _milliseconds_of(texts)
     sure = (texts.size >= TIME_TEXT_MIN) & (texts.size <= TIME_TEXT_MAX)
     for column, mark in TIME_MARKS:
         sure &= texts.byte(column) == ord(mark)
-    month_number, is_month = _number(texts, 0, 1, 2, 3)
-    month, is_number = _number(texts, 5, 6)
-    sure &= is_month & is_number & (month_number >= 1) & (month >= 1) & (month <= 12)
-    month_number = np.where(sure, month_number * 12 + month - 1, 12)
-    day, is_number = _number(texts, 8, 9)
-    sure &= is_number & (day >= 1) & (day <= _MONTH_LENGTH[month_number])
+    (year, is_year), (month, is_month), (day, is_day) = (_number(texts, *at) for at in ((0, 1, 2, 3), (5, 6), (8, 9)))
+    days, sure = _days_of(year, month, day, sure & is_year & is_month & is_day)
     second = np.zeros(len(texts), np.int32)
     for columns, last in (((11, 12), 23), ((14, 15), 59), ((17, 18), 59)):
         value, is_number = _number(texts, *columns)
         sure &= is_number & (value <= last)
         second = second * 60 + value
-    at_us = (_MONTH_DAYS[month_number] + (day - 1)) * DAY_US + second * np.int64(SECOND_US)
+    at_us = days * DAY_US + second * np.int64(SECOND_US)
     fraction_us, end, fraction_is_sure = _fractions(texts)
     at_us += fraction_us
     sure &= fraction_is_sure
@@ -50,6 +51,34 @@ def instants_of(texts: Texts) -> tuple[Int64s, Bools]:
         at_us -= np.where(zulu, 0, offset_us)
         sure &= zulu | offset_is_sure
     return at_us, sure
+
+
+def _milliseconds_of(texts: Texts) -> tuple[Int64s, Bools]:
+    """Times with milliseconds and a Z, as most are written: each in three numbers of eight bytes."""
+    sure = np.ones(len(texts), np.bool_)
+    digits, pairs = [], []  # what each byte says as a digit, and as the first of two
+    for at, word in enumerate(_WORDS):
+        found = texts.words[texts.start + at * WORD]
+        sure &= (found & word.fixed) == word.wanted
+        sure &= ((found & word.digits) + word.beyond & word.tens) == word.zeros
+        digits.append((found & word.units).view(np.int64))
+        pairs.append(digits[-1] * 10 + (digits[-1] >> 8))
+    date, clock, rest = pairs
+    year = (date & 255) * 100 + (date >> 16 & 255)
+    days, sure = _days_of(year, date >> 40 & 255, clock & 255, sure)
+    hour, minute, second = clock >> 24 & 255, clock >> 48 & 255, rest >> 8 & 255
+    sure &= (hour <= 23) & (minute <= 59) & (second <= 59)
+    millisecond = (rest >> 32 & 255) * 10 + (digits[2] >> 48 & 255)
+    return days * DAY_US + ((hour * 60 + minute) * 60 + second) * SECOND_US + millisecond * 1000, sure
+
+
+def _days_of(
+    year: npt.NDArray[np.integer], month: npt.NDArray[np.integer], day: npt.NDArray[np.integer], sure: Bools
+) -> tuple[Int64s, Bools]:
+    """Days since 1970-01-01 of dates, and which of them there are."""
+    sure = sure & (year >= 1) & (month >= 1) & (month <= 12)
+    at = np.where(sure, year * 12 + month - 1, 12)
+    return _MONTH_DAYS[at] + (day - 1), sure & (day >= 1) & (day <= _MONTH_LENGTH[at])
 
 
 def micros_of(texts: Texts, *, is_text: Bools | bool) -> tuple[Int64s, Bools]:
@@ -136,6 +165,40 @@ def _offsets(texts: Texts, end: Int64s) -> tuple[Int64s, Bools]:
     sure &= (hours <= 23) & (minutes <= 59)
     offset_us = (hours * 60 + minutes) * 60 * SECOND_US
     return np.where(marks[0] == ord("-"), -offset_us, offset_us), sure
+
+
+class _Word(NamedTuple):
+    """Eight bytes of a shape as numbers of 64 bits: how to find that all digits are some, and all else is as it is."""
+
+    fixed: np.uint64  # the bits that are known: of a digit the upper four
+    wanted: np.uint64
+    digits: np.uint64  # all bits of digits
+    units: np.uint64  # their lower four
+    beyond: np.uint64  # six for each: what is more than 9 then reaches the upper four
+    tens: np.uint64
+    zeros: np.uint64
+
+    @classmethod
+    def of(cls, shape: str) -> _Word:
+        is_digit = [byte == "0" for byte in shape]
+
+        def word(digit: int, other: list[int] | int = 0) -> np.uint64:
+            others = other if isinstance(other, list) else [other] * len(shape)
+            values = [digit if own else rest for own, rest in zip(is_digit, others, strict=True)]
+            return np.uint64(int.from_bytes(bytes(values), "little"))
+
+        return cls(
+            fixed=word(0xF0, 0xFF),
+            wanted=word(0x30, list(shape.encode())),
+            digits=word(0xFF),
+            units=word(0x0F),
+            beyond=word(0x06),
+            tens=word(0xF0),
+            zeros=word(0x30),
+        )
+
+
+_WORDS = [_Word.of(MILLISECONDS[at : at + WORD]) for at in range(0, len(MILLISECONDS), WORD)]
 
 
 def _months() -> tuple[Int64s, Int32s]:
