@@ -147,6 +147,8 @@ def _without_escapes(lines: Texts) -> Bools:
     """Which of the lines hold no backslash and no control character, and are UTF-8."""
     end = lines.end
     data = lines.data[: int(end[-1])]
+    if data.min(initial=32) >= 32 and data.max(initial=32) <= 126 and not np.count_nonzero(data == BACKSLASH):
+        return np.ones(len(lines), np.bool_)
     between = data[end[:-1]] if (lines.start[1:] > end[:-1]).all() else data[:0]
     if _count_odd(data) == _count_odd(between):  # to count is quicker than to find
         return np.ones(len(lines), np.bool_)
