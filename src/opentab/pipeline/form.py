@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opentab.periods import Int64s
-from opentab.texts import Bools, Bytes, Texts
+from opentab.texts import Bools, Texts
 
 FIELDS = ("time", "customer", "type", "amount", "id", "currency")
 REQUIRED = frozenset(FIELDS[:4])
@@ -149,23 +149,19 @@ def _without_escapes(lines: Texts) -> Bools:
     data = lines.data[: int(end[-1])]
     if data.min(initial=32) >= 32 and data.max(initial=32) <= 126 and not np.count_nonzero(data == BACKSLASH):
         return np.ones(len(lines), np.bool_)
-    between = data[end[:-1]] if (lines.start[1:] > end[:-1]).all() else data[:0]
-    if _count_odd(data) == _count_odd(between):  # to count is quicker than to find
-        return np.ones(len(lines), np.bool_)
-    odd = np.flatnonzero((data - 32 > 94) | (data == BACKSLASH))
+    is_odd = (data - 32 > 94) | (data == BACKSLASH)
+    between = is_odd[end[:-1]] if (lines.start[1:] > end[:-1]).all() else is_odd[:0]
+    clean = np.ones(len(lines), np.bool_)
+    if np.count_nonzero(is_odd) == np.count_nonzero(between):  # to count is quicker than to find
+        return clean
+    odd = np.flatnonzero(is_odd)
     line = np.searchsorted(lines.start, odd, side="right") - 1
     inside = odd < end[line]
     line, byte = line[inside], data[odd[inside]]
-    clean = np.ones(len(lines), np.bool_)
     clean[line[byte < 128]] = False
     for index in np.unique(line[byte >= 128]).tolist():
         clean[index] &= _is_utf8(lines[index])
     return clean
-
-
-def _count_odd(data: Bytes) -> int:
-    """How many bytes are no printable ASCII, or a backslash."""
-    return int(np.count_nonzero(data - 32 > 94)) + int(np.count_nonzero(data == BACKSLASH))
 
 
 def _is_utf8(line: bytes) -> bool:

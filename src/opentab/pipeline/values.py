@@ -60,8 +60,9 @@ def _milliseconds_of(texts: Texts) -> tuple[Int64s, Bools]:
     for at, word in enumerate(_WORDS):
         found = texts.words[texts.start + at * WORD]
         sure &= (found & word.fixed) == word.wanted
-        sure &= ((found & word.digits) + word.beyond & word.tens) == word.zeros
-        digits.append((found & word.units).view(np.int64))
+        units = found & word.units
+        sure &= (units + word.sixes & word.fixed) == 0  # more than 9 and six reach the upper four bits
+        digits.append(units.view(np.int64))
         pairs.append(digits[-1] * 10 + (digits[-1] >> 8))
     date, clock, rest = pairs
     year = (date & 255) * 100 + (date >> 16 & 255)
@@ -170,32 +171,19 @@ def _offsets(texts: Texts, end: Int64s) -> tuple[Int64s, Bools]:
 class _Word(NamedTuple):
     """Eight bytes of a shape as numbers of 64 bits: how to find that all digits are some, and all else is as it is."""
 
-    fixed: np.uint64  # the bits that are known: of a digit the upper four
-    wanted: np.uint64
-    digits: np.uint64  # all bits of digits
-    units: np.uint64  # their lower four
-    beyond: np.uint64  # six for each: what is more than 9 then reaches the upper four
-    tens: np.uint64
-    zeros: np.uint64
+    wanted: np.uint64  # the shape itself, with zeros for digits
+    fixed: np.uint64  # the bits of it that are known: of a digit the upper four
+    units: np.uint64  # the others
+    sixes: np.uint64  # one for each digit
 
     @classmethod
     def of(cls, shape: str) -> _Word:
-        is_digit = [byte == "0" for byte in shape]
-
-        def word(digit: int, other: list[int] | int = 0) -> np.uint64:
-            others = other if isinstance(other, list) else [other] * len(shape)
-            values = [digit if own else rest for own, rest in zip(is_digit, others, strict=True)]
-            return np.uint64(int.from_bytes(bytes(values), "little"))
-
-        return cls(
-            fixed=word(0xF0, 0xFF),
-            wanted=word(0x30, list(shape.encode())),
-            digits=word(0xFF),
-            units=word(0x0F),
-            beyond=word(0x06),
-            tens=word(0xF0),
-            zeros=word(0x30),
+        units = bytes(0x0F if byte == "0" else 0 for byte in shape)
+        wanted, fixed, lower, sixes = (
+            np.uint64(int.from_bytes(word, "little"))
+            for word in (shape.encode(), bytes(0xFF ^ unit for unit in units), units, bytes(6 & unit for unit in units))
         )
+        return cls(wanted, fixed, lower, sixes)
 
 
 _WORDS = [_Word.of(MILLISECONDS[at : at + WORD]) for at in range(0, len(MILLISECONDS), WORD)]
