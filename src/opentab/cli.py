@@ -260,8 +260,10 @@ def _duration_option(name: str, text: str | None) -> timedelta:
 @at_log
 def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
+    from opentab.memory import keep_memory
     from opentab.pipeline.run import Pipeline
 
+    keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
     pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show)

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from opentab.periods import Int64s
-from opentab.texts import Texts, UInt64s
+from opentab.texts import WORD, Texts, UInt64s
 
 LONG_BYTES = 512  # from here on one by one, by another hash: a long text must not make many slow
+BLOCK = 16  # bytes that are taken at a time
 ID, ID_OF_SOURCE, REVERSAL, REVERSAL_OF_SOURCE = range(4)  # seeds: what a key is of
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
@@ -35,8 +36,9 @@ def keys_of(texts: Sequence[str] | pa.Array | Texts, seed: int = ID) -> tuple[In
     if len(texts) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     is_long = texts.size >= LONG_BYTES
-    high, low = _murmur(Texts(texts.data, texts.start, np.where(is_long, 0, texts.size)), seed)
-    for at in np.flatnonzero(is_long).tolist():
+    long = np.flatnonzero(is_long).tolist()
+    high, low = _murmur(Texts(texts.data, texts.start, np.where(is_long, 0, texts.size)) if long else texts, seed)
+    for at in long:
         digest = hashlib.blake2b(texts[at], digest_size=16, salt=bytes([seed])).digest()
         high[at], low[at] = np.frombuffer(digest, np.uint64)
     return high.view(np.int64), low.view(np.int64)
@@ -87,29 +89,53 @@ def _first_words(texts: tuple[str, ...]) -> Int64s:
 
 
 def _murmur(texts: Texts, seed: int) -> tuple[UInt64s, UInt64s]:
+    size = texts.even_size
+    return _murmur_of_any(texts, seed) if size is None else _murmur_of_even(texts, size, seed)
+
+
+def _murmur_of_even(texts: Texts, size: int, seed: int) -> tuple[UInt64s, UInt64s]:
+    """Of texts that have as many bytes each, as ids of one producer do."""
+    words = texts.words_at(texts.start, max(1, -(-size // WORD))).T
+    h1 = h2 = np.full(len(texts), seed, np.uint64)
+    blocks, tail = divmod(size, BLOCK)
+    for block in range(blocks):
+        h1, h2 = _after_block(h1, h2, words[2 * block], words[2 * block + 1])
+    if tail > WORD:
+        h2 = h2 ^ _scrambled(words[-1] & _MASK_HIGH[tail], _C2, 33, _C1)
+    if tail:
+        h1 = h1 ^ _scrambled(words[2 * blocks] & _MASK_LOW[tail], _C1, 31, _C2)
+    return _finished(h1, h2, np.uint64(size))
+
+
+def _murmur_of_any(texts: Texts, seed: int) -> tuple[UInt64s, UInt64s]:
     words, start, size = texts.words, texts.start, texts.size
     h1 = np.full(len(size), seed, np.uint64)
     h2 = h1.copy()
-    blocks = size >> 4
-    blocks_min, blocks_max = int(blocks.min()), int(blocks.max())
-    for block in range(blocks_max):
-        rows: slice | Int64s = slice(None) if block < blocks_min else np.flatnonzero(blocks > block)
-        at = start[rows] + 16 * block
-        a, b = h1[rows], h2[rows]
-        a = a ^ _scrambled(words[at], _C1, 31, _C2)
-        a = (_rotated(a, 27) + b) * _FIVE + _ADD1
-        b = b ^ _scrambled(words[at + 8], _C2, 33, _C1)
-        b = (_rotated(b, 31) + a) * _FIVE + _ADD2
-        h1[rows], h2[rows] = a, b
-    tail = size & 15
-    if blocks_min == blocks_max and (tail == tail[0]).all():
-        tail = tail[:1]  # ids of one producer are alike
-    at = start + 16 * (blocks if blocks_min < blocks_max else blocks_max)
-    if tail.max() > 8:
-        h2 ^= _scrambled(words[at + 8] & _MASK_HIGH[tail], _C2, 33, _C1)
+    blocks, tail = size // BLOCK, size % BLOCK
+    for block in range(int(blocks.max())):
+        rows = np.flatnonzero(blocks > block)
+        first, second = texts.words_at(start[rows] + block * BLOCK, 2).T
+        h1[rows], h2[rows] = _after_block(h1[rows], h2[rows], first, second)
+    at = start + blocks * BLOCK
+    h2 ^= _scrambled(words[at + WORD] & _MASK_HIGH[tail], _C2, 33, _C1)
     h1 ^= _scrambled(words[at] & _MASK_LOW[tail], _C1, 31, _C2)
-    h1 ^= size.view(np.uint64)
-    h2 ^= size.view(np.uint64)
+    return _finished(h1, h2, size.view(np.uint64))
+
+
+def _after_block(h1: UInt64s, h2: UInt64s, first: UInt64s, second: UInt64s) -> tuple[UInt64s, UInt64s]:
+    h1 = _rotated(h1 ^ _scrambled(first, _C1, 31, _C2), 27)
+    h1 += h2
+    h1 *= _FIVE
+    h1 += _ADD1
+    h2 = _rotated(h2 ^ _scrambled(second, _C2, 33, _C1), 31)
+    h2 += h1
+    h2 *= _FIVE
+    h2 += _ADD2
+    return h1, h2
+
+
+def _finished(h1: UInt64s, h2: UInt64s, size: UInt64s | np.uint64) -> tuple[UInt64s, UInt64s]:
+    h1, h2 = h1 ^ size, h2 ^ size
     h1 += h2
     h2 += h1
     h1, h2 = _mixed(h1), _mixed(h2)

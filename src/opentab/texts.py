@@ -81,6 +81,15 @@ class Texts:
         """The eight bytes from each place of the memory on."""
         return np.ndarray((len(self.data) - WORD + 1,), "<u8", buffer=self.data, strides=(1,))
 
+    def words_at(self, at: Int64s, count: int) -> UInt64s:
+        """The bytes from each of these places of the memory on, a row of so many words each.
+
+        A few of them cost what one does: numpy has to begin anew wherever a place is not a multiple of eight.
+        """
+        size = count * WORD
+        pieces = np.ndarray((len(self.data) - size + 1,), f"V{size}", buffer=self.data, strides=(1,))
+        return pieces[at].view("<u8").reshape(len(at), count)
+
     @property
     def end(self) -> Int64s:
         """The byte behind each text."""
@@ -111,15 +120,12 @@ class Texts:
 
     def holds(self, at: Int64s, literal: bytes) -> Bools:
         """Whether the memory has just these bytes in each of the places."""
-        words = self.words
+        parts = [literal[first : first + WORD] for first in range(0, len(literal), WORD)]
+        words = self.words_at(at, len(parts))
         found = np.ones(len(at), np.bool_)
-        for first in range(0, len(literal), WORD):
-            if len(literal) >= WORD:  # the last word may reach back into the one before
-                first = min(first, len(literal) - WORD)
-            part = literal[first : first + WORD]
-            word = words[at + first]
+        for part, word in zip(parts, words.T, strict=True):
             if len(part) < WORD:
-                word &= np.uint64(256 ** len(part) - 1)
+                word = word & np.uint64(256 ** len(part) - 1)
             found &= word == np.uint64(int.from_bytes(part, "little"))
         return found
 

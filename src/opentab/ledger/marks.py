@@ -7,6 +7,8 @@ its first word: of a thousand strange keys two need a search. Asked in order, ma
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,8 +18,7 @@ from opentab.texts import UInt64s
 Marks = npt.NDArray[np.uint64]
 
 _SIGN = np.uint64(1 << 63)
-_ONE, _PLACES = np.uint64(1), np.uint64(63)
-_SHIFTS = (np.uint64(6), np.uint64(12))
+_TOLD_BY = 18  # last bits of a word that tell its three
 _ONE_OR_TWO = 1  # bits: two to this, and down to half as many, are a block's keys
 _BITS_MIN = 6
 
@@ -56,8 +57,14 @@ def _blocks(words: Int64s, bits: int) -> Int64s:
 
 def _masks(words: Int64s) -> UInt64s:
     """The three bits of each word in its block; two of them may be one."""
-    places = words.view(np.uint64)
-    masks = _ONE << (places & _PLACES)
-    for shift in _SHIFTS:
-        masks |= _ONE << ((places >> shift) & _PLACES)
+    return _all_masks().take(words & ((1 << _TOLD_BY) - 1))
+
+
+@cache
+def _all_masks() -> UInt64s:
+    """The masks of all words that differ in what tells them: to look one up is quicker than to make it."""
+    places = np.arange(1 << _TOLD_BY, dtype=np.uint64)
+    masks = np.zeros(len(places), np.uint64)
+    for shift in range(0, _TOLD_BY, 6):
+        masks |= np.uint64(1) << (places >> np.uint64(shift) & np.uint64(63))
     return masks

@@ -48,7 +48,7 @@ class Asked:
         self.chunks = chunks
         self.identity: Identity = decoded.identity
         arrived_us, numbers, bytes_at = (
-            np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("arrived_us", "numbers", "bytes_at")
+            _joined([getattr(chunk, name) for chunk in chunks]) for name in ("arrived_us", "numbers", "bytes_at")
         )
         # Nearly always there is an event in every line.
         line = self.identity.line
@@ -66,6 +66,9 @@ class Asked:
 
     def verdict(self, settled: Settled, first: int) -> Verdict:
         """What became of these events; theirs are the ones from `first` on of all that were asked about."""
+        if settled.all_count:
+            none = np.zeros(len(self.asks), np.bool_)
+            return Verdict(counts=~none, refused=none, refusals=[], duplicates=0)
         state = np.zeros(len(self.asks), np.int8)
         batch = np.zeros(len(self.asks), np.int64)
         rows = np.flatnonzero(self.asks)
@@ -145,16 +148,19 @@ def seen_run(
     if not is_plain or any(refusal.id for one in asked for _, refusal in one.decoded.refusals):
         return sorted_run(_seen_rows(asked, verdicts, batch=batch))
     # Nearly always: a row for each that counted, in an order that is known.
-    order = settled.order if settled.all_count else settled.order[settled.state[settled.order] == COUNTS]
+    order, high, low = settled.order, settled.key_high, settled.key_low
+    if not settled.all_count:
+        counts = settled.state[order] == COUNTS
+        order, high, low = order[counts], high[counts], low[counts]
     names = pa.array(sorted({one.partition for one in asked}), pa.string())
     if len(names) == 1:
         partition = pa.repeat(names[0], len(order))
     else:
         partition = pa.DictionaryArray.from_arrays(asking.partition[order], names).cast(pa.string())
-    columns = (asking.key_high, asking.key_low, asking.payload, asking.arrived_us, asking.number, asking.byte)
-    *words, number, byte = (pa.array(column.take(order)) for column in columns)
-    batches = pa.array(np.full(len(order), batch, np.int64))
-    return pa.table([batches, *words, partition, number, byte], schema=SEEN)
+    columns = (asking.payload, asking.arrived_us, asking.number, asking.byte)
+    payload, arrived_us, number, byte = (column.take(order) for column in columns)
+    batches = np.full(len(order), batch, np.int64)
+    return pa.table([batches, high, low, payload, arrived_us, partition, number, byte], schema=SEEN)
 
 
 def _seen_rows(asked: Sequence[Asked], verdicts: Sequence[Verdict], *, batch: int) -> pa.Table:
@@ -232,4 +238,6 @@ def _int64s(numbers: Iterable[int]) -> Int64s:
 
 
 def _joined(columns: Sequence[Int64s]) -> Int64s:
+    if len(columns) == 1:
+        return columns[0]
     return np.concatenate(columns) if columns else np.zeros(0, np.int64)

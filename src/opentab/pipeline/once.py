@@ -75,6 +75,8 @@ class Settled:
     first_batch: Int64s  # of a conflict: the batch of the one that counted
     refused: dict[int, Reason]  # reversals that do not count
     order: Int64s  # those with a key, by its first word
+    key_high: Int64s  # their keys, in that order
+    key_low: Int64s
 
     @property
     def all_count(self) -> bool:
@@ -117,7 +119,7 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
     if slow.any() or asking.reversals:
         walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us)
         walk.through(order[slow], {int(order[at]): last.at(at) for at in np.flatnonzero(slow).tolist()})
-    return Settled(state, first_batch, refused, order)
+    return Settled(state, first_batch, refused, order, high, low)
 
 
 def order_of(hashes: Int64s) -> Int64s:

@@ -57,8 +57,7 @@ def _milliseconds_of(texts: Texts) -> tuple[Int64s, Bools]:
     """Times with milliseconds and a Z, as most are written: each in three numbers of eight bytes."""
     sure = np.ones(len(texts), np.bool_)
     digits, pairs = [], []  # what each byte says as a digit, and as the first of two
-    for at, word in enumerate(_WORDS):
-        found = texts.words[texts.start + at * WORD]
+    for word, found in zip(_WORDS, texts.words_at(texts.start, len(_WORDS)).T, strict=True):
         sure &= (found & word.fixed) == word.wanted
         units = found & word.units
         sure &= (units + word.sixes & word.fixed) == 0  # more than 9 and six reach the upper four bits
