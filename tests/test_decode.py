@@ -436,6 +436,35 @@ def test_a_form_is_the_same_for_all_lines_of_a_producer() -> None:
     assert len(others) == 0
 
 
+@given(
+    st.lists(st.binary(max_size=90).map(lambda text: text.replace(b'"', b"!") + b'"'), min_size=1, max_size=8),
+    st.integers(0, 90),
+    st.sampled_from([32, 64, 96]),
+)
+def test_a_byte_is_found_where_it_stands_first(texts: list[bytes], skipped: int, bytes_max: int) -> None:
+    lines = Texts.of(texts)
+    places = np.minimum(lines.start + skipped, lines.end)
+    memory = b"".join(texts)
+    for place, found in zip(places.tolist(), lines.find(ord('"'), places, bytes_max=bytes_max).tolist(), strict=True):
+        there = memory.find(b'"', place)
+        assert found == there if 0 <= there < place + bytes_max else found > len(memory)
+
+
+def test_values_of_any_length_are_read_together_up_to_a_bound() -> None:
+    sizes = [0, 1, 7, 8, 9, 31, 32, 33, 64, 500, 991, 992, 1023]
+    texts = [plain(id="x" * size, note="!" * (size % 40)).encode() for size in sizes * 40]
+    found, others = form.formed(Texts.of(texts))
+    assert (sum(len(one.at) for one in found), len(others)) == (len(texts), 0)
+    assert [len(text) for text in found[0].fields["id"]] == sizes * 40
+    check_agree([plain(id="x" * size).encode() for size in (1000, 1024, 1025, 2000)])
+
+
+def test_a_number_in_the_last_place_is_not_more_than_a_number() -> None:
+    lines = [plain().replace('"0.1250"', amount).encode() for amount in ("1.5", '1,"amount":2', '2,"note":"x"', "3}")]
+    assert lines[0].endswith(b": 1.5}")
+    check_agree(lines)
+
+
 @pytest.mark.parametrize(
     "line",
     [

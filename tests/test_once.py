@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
 from opentab import crash
+from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
@@ -36,6 +37,7 @@ from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
 from opentab.place import Place
+from opentab.texts import Texts
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 MINUTE_US = 60_000_000
@@ -375,6 +377,15 @@ def test_a_key_does_not_depend_on_its_company(texts: list[str], seed: int) -> No
     for at, text in enumerate(texts):
         alone = keys_of([text], seed)
         assert (high[at], low[at]) == (alone[0][0], alone[1][0])
+
+
+of_one_length = st.integers(0, 70).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1))
+
+
+@given(of_one_length)
+def test_ids_of_one_length_have_the_keys_that_the_audit_gives_them(texts: list[bytes]) -> None:
+    high, low = keys_of(Texts.of(texts))
+    assert list(zip(high.tolist(), low.tolist(), strict=True)) == [murmur(text, 0) for text in texts]
 
 
 def test_sources_and_reversals_have_keys_of_their_own() -> None:

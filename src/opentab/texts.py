@@ -17,6 +17,11 @@ UInt64s = npt.NDArray[np.uint64]
 
 ROOM = 64  # bytes behind the last text: a look a little beyond an end does no harm
 WORD = 8
+LOOK_WORDS = 4  # that are searched at a time
+LOOK_BYTES = LOOK_WORDS * WORD
+FAR = 2**62  # behind all memory
+
+_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,10 @@ class Texts:
 
     @classmethod
     def of_lines(cls, body: memoryview | bytes) -> Texts:
-        """The lines of a body that ends in a newline, without their newlines."""
+        """The lines of a body that ends in a newline, without their newlines: in the memory they are spaces."""
         data = _with_room(np.frombuffer(body, np.uint8))
         past = np.flatnonzero(data[: len(body)] == ord("\n"))
+        data[past] = ord(" ")
         start = np.append([0], past[:-1] + 1) if len(past) else past
         return cls(data, start, past - start)
 
@@ -129,6 +135,23 @@ class Texts:
             found &= word == np.uint64(int.from_bytes(part, "little"))
         return found
 
+    def find(self, byte: int, at: Int64s, *, bytes_max: int) -> Int64s:
+        """Where a byte stands first from each of these places on; far behind all texts if not among so many.
+
+        Each place is in a text, or right behind one.
+        """
+        found = at + _first_of(byte, self.words_at(at, LOOK_WORDS))
+        left = np.flatnonzero(found == at + LOOK_BYTES)
+        for first in range(LOOK_BYTES, bytes_max, LOOK_BYTES):
+            left = left[at[left] + first <= len(self.data) - LOOK_BYTES]
+            if not len(left):
+                break
+            begin = at[left] + first
+            found[left] = begin + _first_of(byte, self.words_at(begin, LOOK_WORDS))
+            left = left[found[left] == begin + LOOK_BYTES]
+        found[left] = FAR
+        return found
+
     def are(self, text: bytes) -> Bools:
         """Which of the texts are this one."""
         found: Bools = self.size == len(text)
@@ -149,3 +172,21 @@ class Texts:
 
 def _with_room(data: Bytes) -> Bytes:
     return np.concatenate([data, np.zeros(ROOM, np.uint8)])
+
+
+def _first_of(byte: int, rows: UInt64s) -> Int64s:
+    """Where a byte stands first in each of some rows of words; how long they are where it does not."""
+    wanted = np.uint64(byte) * _ONES
+    shift: Int64s | int = 0
+    marks = np.zeros(len(rows), np.uint64)
+    for column, words in enumerate(rows.T):
+        missing = marks == 0
+        if not missing.any():
+            break
+        others = words ^ wanted
+        now = (others - _ONES) & ~others & _HIGHS  # the lowest bit is in the first byte that is wanted
+        is_first = missing.all()
+        marks = now if is_first else np.where(missing, now, marks)
+        shift = column * WORD if is_first else np.where(missing, column * WORD, shift)
+    found: Int64s = np.bitwise_count((marks & -marks) - np.uint64(1)).astype(np.int64) >> 3
+    return found + shift

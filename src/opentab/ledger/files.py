@@ -60,6 +60,7 @@ class StagedWriter:
                 if field.name in DELTA_COLUMNS and not pa.types.is_decimal(field.type)
             },
             write_statistics=[name for name in STATISTICS if name in schema.names],
+            store_schema=False,  # a dictionary is our way to write texts, and none of a reader's business
         )
 
     def write(self, table: pa.Table) -> None:

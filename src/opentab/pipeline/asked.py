@@ -222,7 +222,7 @@ def _payloads_of_originals(one: Asked) -> dict[int, int]:
     rows = list(one.identity.reversals)
     take = pa.array(rows, pa.int64())
     decoded = one.decoded
-    kinds = decoded.type.take(take).dictionary_encode()
+    kinds = decoded.type.take(take)
     payloads = payloads_of(
         decoded.at_us[rows],
         -decoded.amount_micros[rows],

@@ -81,7 +81,7 @@ class Decoded:
     at_us: Int64s
     day: Int64s
     customer: pa.Array  # string
-    type: pa.Array  # string
+    type: pa.Array  # string, each once in a dictionary of the rules' types
     amount_micros: Int64s
     refusals: list[tuple[int, Refusal]]  # index of the line, why
     identity: Identity | None = None  # None where every event counts
@@ -346,7 +346,7 @@ def _joined(
     customer = pa.concat_arrays([*(part.customer for part in parts), _strings([event.customer for event in slow])])
     judged = np.array([types.index(event.type) for event in slow], np.int64)
     type_at = np.concatenate([*(part.type_at for part in parts), judged])
-    kind = pa.DictionaryArray.from_arrays(type_at, _strings(types)).cast(pa.string())
+    kind = pa.DictionaryArray.from_arrays(type_at.astype(np.int32), _strings(types))
     return Decoded(numbers("at_us"), numbers("day"), customer, kind, numbers("amount_micros"), refusals)
 
 

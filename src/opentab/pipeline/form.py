@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,8 +22,8 @@ NOT_PLAIN = frozenset((b"specversion", b"reverses"))  # lines with these mean so
 FORMS_MAX = 8
 BLOCK_LINES = 16_384
 FEW = 256  # lines that are sooner read one by one
-PIECE_BYTES_MAX = 1024
-BACKSLASH = ord("\\")
+PIECE_BYTES_MAX = VALUE_BYTES_MAX = 1024  # what is longer is read line by line
+QUOTE, BACKSLASH = ord('"'), ord("\\")
 
 _KEY = re.compile(rb' *"([^"]*)" *: *')
 _VALUE = re.compile(rb'"([^"]*)"|([-0-9.]+)')
@@ -44,7 +45,6 @@ class Form:
 
     pieces: list[bytes]
     names: list[str]
-    quotes: int
     amount_is_text: bool
 
     @classmethod
@@ -80,31 +80,36 @@ class Form:
         plain = len(set(names)) == len(names) and set(texts) >= REQUIRED and not NOT_PLAIN & set(names)
         if not plain or line[at:].strip(b" ") or max(map(len, pieces)) > PIECE_BYTES_MAX:
             return None
-        return cls(pieces, texts, line.count(b'"'), amount_is_text)
+        return cls(pieces, texts, amount_is_text)
 
-    def read(self, lines: Texts, quotes: Int64s, first_quote: Int64s) -> tuple[dict[str, Texts], Bools]:
-        """The values in those of the lines, which all have as many quotes, that are of this form, and which those are.
+    def read(self, lines: Texts) -> tuple[dict[str, Texts], Int64s]:
+        """The values in those of the lines that are of this form, and which those are.
 
-        Of each line all bytes are accounted for: what is no value has been compared, and no value holds a quote.
+        Of each line all bytes are accounted for: what is no value has been compared, and no value holds a quote. Only
+        an amount that is a number, and the last, may: it is none then.
         """
-        begins: list[Int64s] = []
-        known = 0  # quotes before the piece
-        for piece in self.pieces:
-            at = piece.find(b'"')
-            begins.append(quotes[first_quote + known] - at if at >= 0 else lines.end - len(piece))
-            known += piece.count(b'"')
-        fits = (begins[0] == lines.start) & (begins[-1] + len(self.pieces[-1]) == lines.end)
-        for piece, begin, following in zip(self.pieces, begins, begins[1:], strict=False):
-            fits &= begin + len(piece) <= following
-        for piece, begin in zip(self.pieces, begins, strict=True):
-            rows: slice | Int64s = slice(None) if fits.all() else np.flatnonzero(fits)
-            fits[rows] = lines.holds(begin[rows], piece)
-        fields = {}
-        for name, piece, begin, following in zip(self.names, self.pieces, begins, begins[1:], strict=False):
-            if name in FIELDS:
-                start = begin[fits] + len(piece)
-                fields[name] = Texts(lines.data, start, following[fits] - start)
-        return fields, fits
+        rows = np.arange(len(lines))
+        begin, end = lines.start, lines.end
+        edges: list[Int64s] = []  # where each value begins and ends
+        fits = begin + len(self.pieces[0]) <= end
+        for piece, following in pairwise(self.pieces):
+            fits[fits] = lines.holds(begin if fits.all() else begin[fits], piece)
+            if not fits.all():
+                rows, begin, end, *edges = (column[fits] for column in (rows, begin, end, *edges))
+            start = begin + len(piece)
+            quote = following.find(b'"')
+            if quote < 0:
+                begin = end - len(following)
+            else:
+                begin = lines.find(QUOTE, start, bytes_max=VALUE_BYTES_MAX) - quote
+            edges += [start, begin]
+            fits = (start <= begin) & (begin + len(following) <= end)
+        last = self.pieces[-1]
+        fits &= begin + len(last) == end
+        fits[fits] = lines.holds(begin[fits], last)
+        edges = [column[fits] for column in edges]
+        spans = zip(self.names, edges[::2], edges[1::2], strict=True)
+        return {name: Texts(lines.data, at, past - at) for name, at, past in spans if name in FIELDS}, rows[fits]
 
 
 def formed(lines: Texts) -> tuple[list[Formed], Int64s]:
@@ -124,9 +129,6 @@ def formed(lines: Texts) -> tuple[list[Formed], Int64s]:
 
 def _formed(lines: Texts, first: int) -> Iterator[Formed]:
     """The same for a block of which the first line has this index."""
-    quotes = np.flatnonzero(lines.data == ord('"'))
-    first_quote = np.searchsorted(quotes, lines.start)
-    count = np.searchsorted(quotes, lines.end) - first_quote
     left = np.flatnonzero(_without_escapes(lines))
     for _ in range(FORMS_MAX):
         if len(left) < FEW:
@@ -135,26 +137,19 @@ def _formed(lines: Texts, first: int) -> Iterator[Formed]:
         if form is None:
             left = left[1:]
             continue
-        alike = count[left] == form.quotes
-        rows = left[alike]
-        fields, fits = form.read(lines.take(rows), quotes, first_quote[rows])
-        yield Formed(first + rows[fits], fields, form.amount_is_text)
-        alike[alike] = fits
-        left = left[~alike]
+        fields, rows = form.read(lines.take(left))
+        yield Formed(first + left[rows], fields, form.amount_is_text)
+        left = np.delete(left, rows)
 
 
 def _without_escapes(lines: Texts) -> Bools:
     """Which of the lines hold no backslash and no control character, and are UTF-8."""
     end = lines.end
     data = lines.data[: int(end[-1])]
-    if data.min(initial=32) >= 32 and data.max(initial=32) <= 126 and not np.count_nonzero(data == BACKSLASH):
-        return np.ones(len(lines), np.bool_)
-    is_odd = (data - 32 > 94) | (data == BACKSLASH)
-    between = is_odd[end[:-1]] if (lines.start[1:] > end[:-1]).all() else is_odd[:0]
     clean = np.ones(len(lines), np.bool_)
-    if np.count_nonzero(is_odd) == np.count_nonzero(between):  # to count is quicker than to find
+    if data.min(initial=32) >= 32 and data.max(initial=32) <= 126 and not np.count_nonzero(data == BACKSLASH):
         return clean
-    odd = np.flatnonzero(is_odd)
+    odd = np.flatnonzero((data - 32 > 94) | (data == BACKSLASH))
     line = np.searchsorted(lines.start, odd, side="right") - 1
     inside = odd < end[line]
     line, byte = line[inside], data[odd[inside]]
