@@ -58,7 +58,7 @@ def text_of(id_: str, source: str) -> str:
 
 
 def payloads_of(
-    at_us: Int64s, amount_micros: Int64s, customer: pa.Array, types: Sequence[str], type_at: Int64s
+    at_us: Int64s, amount_micros: Int64s, customer: pa.Array | Texts, types: Sequence[str], type_at: Int64s
 ) -> Int64s:
     """64 bits of each event's values, never 0: the same values make the same, others almost certainly others.
 

@@ -34,6 +34,10 @@ from opentab.ledger.plain import overwrite
 from opentab.place import Place
 from opentab.records import DID_NOT_COUNT, SEEN
 
+# A run as it is written: of partitions there are few.
+RUN = SEEN.set(
+    SEEN.get_field_index("partition"), SEEN.field("partition").with_type(pa.dictionary(pa.int32(), pa.string()))
+)
 COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 ROW_GROUP_ROWS = 16_384  # a receipt reads one
@@ -277,10 +281,10 @@ def sorted_run(table: pa.Table) -> pa.Table:
 
 def stage_run(root: Place, tables: Iterator[pa.Table], *, run: str, batches: tuple[int, int]) -> StagedFile | None:
     """Write a run aside from tables that are in order; None where there are no rows."""
-    with staged_writer(root, "seen", SEEN, run=run, batches=batches, row_group_rows=ROW_GROUP_ROWS) as writer:
+    with staged_writer(root, "seen", RUN, run=run, batches=batches, row_group_rows=ROW_GROUP_ROWS) as writer:
         for table in tables:
             if table.num_rows:
-                writer.write(table)
+                writer.write(table.cast(RUN))
         staged = writer.finish()
     return staged if staged.rows else None
 

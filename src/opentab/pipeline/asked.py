@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from opentab.events import Reason
 from opentab.keys import key_of, payloads_of
-from opentab.ledger.seen import sorted_run
+from opentab.ledger.seen import RUN, sorted_run
 from opentab.periods import Int64s
 from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, Identity
@@ -21,6 +21,7 @@ from opentab.pipeline.once import CONFLICT, COUNTS, DUPLICATE, Asking, Settled
 from opentab.records import SEEN
 
 Bools = npt.NDArray[np.bool_]
+Int32s = npt.NDArray[np.int32]
 
 WHY = {
     Reason.REVERSAL_UNKNOWN: "what it reverses did not count in an earlier batch, or is forgotten",
@@ -105,7 +106,7 @@ def asking_of(asked: Sequence[Asked]) -> Asking:
     ranks = {name: rank for rank, name in enumerate(sorted({one.partition for one in asked}))}
     columns: dict[str, list[Int64s]] = {name: [] for name in ("has_key", "key_high", "key_low", "payload")}
     places: dict[str, list[Int64s]] = {name: [] for name in ("arrived_us", "number", "byte")}
-    partition: list[Int64s] = []
+    partition: list[Int32s] = []
     reversals: dict[int, tuple[Event, int]] = {}
     first = 0
     for one in asked:
@@ -114,7 +115,7 @@ def asking_of(asked: Sequence[Asked]) -> Asking:
             column.append(getattr(one.identity, name)[rows])
         for name, column in places.items():
             column.append(getattr(one, name)[rows])
-        partition.append(np.full(one.asking_count, ranks[one.partition], np.int64))
+        partition.append(np.full(one.asking_count, ranks[one.partition], np.int32))
         if one.identity.reversals:
             at = np.cumsum(one.asks) - 1 + first
             wanted = _payloads_of_originals(one)
@@ -127,7 +128,7 @@ def asking_of(asked: Sequence[Asked]) -> Asking:
         key_low=joined["key_low"],
         payload=joined["payload"],
         arrived_us=joined["arrived_us"],
-        partition=_joined(partition),
+        partition=np.concatenate(partition) if partition else np.zeros(0, np.int32),
         number=joined["number"],
         byte=joined["byte"],
         reversals=reversals,
@@ -143,7 +144,7 @@ def verdicts_of(asked: Sequence[Asked], settled: Settled) -> list[Verdict]:
 def seen_run(
     asked: Sequence[Asked], asking: Asking, settled: Settled, verdicts: Sequence[Verdict], *, batch: int
 ) -> pa.Table:
-    """Rows of the schema SEEN in the order of a run: what counted, and what was rejected and has an id."""
+    """Rows of a run in their order: what counted, and what was rejected and has an id."""
     is_plain = not (settled.refused or asking.reversals or settled.any_conflict) and len(settled.order) == len(asking)
     if not is_plain or any(refusal.id for one in asked for _, refusal in one.decoded.refusals):
         return sorted_run(_seen_rows(asked, verdicts, batch=batch))
@@ -153,14 +154,11 @@ def seen_run(
         counts = settled.state[order] == COUNTS
         order, high, low = order[counts], high[counts], low[counts]
     names = pa.array(sorted({one.partition for one in asked}), pa.string())
-    if len(names) == 1:
-        partition = pa.repeat(names[0], len(order))
-    else:
-        partition = pa.DictionaryArray.from_arrays(asking.partition[order], names).cast(pa.string())
+    partition = pa.DictionaryArray.from_arrays(asking.partition[order], names)
     columns = (asking.payload, asking.arrived_us, asking.number, asking.byte)
     payload, arrived_us, number, byte = (column.take(order) for column in columns)
     batches = np.full(len(order), batch, np.int64)
-    return pa.table([batches, high, low, payload, arrived_us, partition, number, byte], schema=SEEN)
+    return pa.table([batches, high, low, payload, arrived_us, partition, number, byte], schema=RUN)
 
 
 def _seen_rows(asked: Sequence[Asked], verdicts: Sequence[Verdict], *, batch: int) -> pa.Table:

@@ -155,6 +155,7 @@ class _Part:
     day: Int64s
     amount_micros: Int64s
     customer: pa.Array
+    names: Texts  # the customers again
     type_at: Int64s  # its place among the rules' types
     ids: Texts | None  # empty where there is none; None: nowhere
     sources: dict[int, str | None]  # of the rows that came in an envelope
@@ -224,8 +225,9 @@ def _checked(
     sure &= (at_us >= INSTANT_MIN_US) & (at_us <= INSTANT_MAX_US)
     sure &= at_us <= arrived_us + rules.future_skew_us
     type_at = pc.fill_null(pc.index_in(kind, value_set=_strings(rules.types)), _NO_TYPE).to_numpy().astype(np.int64)
-    sure &= are_customers(customer) & (type_at != _NO_TYPE)
-    return _Part(at, sure, at_us, day, amount_micros, customer, type_at, ids, sources)
+    names = Texts.of_array(customer)
+    sure &= are_customers(customer, names) & (type_at != _NO_TYPE)
+    return _Part(at, sure, at_us, day, amount_micros, customer, names, type_at, ids, sources)
 
 
 def _parse(lines: Texts, at: Int64s) -> _Parsed:
@@ -328,6 +330,7 @@ def _certain(part: _Part) -> _Part:
         part.day[sure],
         part.amount_micros[sure],
         part.customer.filter(mask),
+        part.names.take(sure),
         part.type_at[sure],
         None if part.ids is None else part.ids.take(sure),
         {int(row_of[row]): source for row, source in part.sources.items() if sure[row]},
@@ -355,7 +358,7 @@ def _identity(
 ) -> Identity:
     """The keys and payloads of the events, in the order of the columns."""
     keys = [_keys(part) for part in parts]
-    payloads = [payloads_of(part.at_us, part.amount_micros, part.customer, types, part.type_at) for part in parts]
+    payloads = [payloads_of(part.at_us, part.amount_micros, part.names, types, part.type_at) for part in parts]
     judged = [event.id or "" for _, event in slow]
     high, low = keys_of(judged)
     for at, (_, event) in enumerate(slow):

@@ -115,9 +115,8 @@ def micros_of(texts: Texts, *, is_text: Bools | bool) -> tuple[Int64s, Bools]:
     return np.where(negative, -micros, micros), sure
 
 
-def are_customers(names: pa.Array) -> Bools:
-    """Which of the texts may be customers."""
-    texts = Texts.of_array(names)
+def are_customers(names: pa.Array, texts: Texts) -> Bools:
+    """Which of some names, given as an array and as its texts, may be customers."""
     sure = (texts.size >= 1) & (texts.size <= CUSTOMER_BYTES_MAX)
     data = texts.data[: int(texts.size.sum())]
     # 0xC2 leads U+0080 to U+009F, control characters too, among others.
