@@ -108,7 +108,8 @@ def measure_home(home: Home) -> MeasuredRun:
             time.sleep(SAMPLE_SECONDS)
         command.check(ended_well=True)
     journal = Journal.open(home.ledger, home.identity)
-    batches = committed(journal.batches()) if journal else ()
+    records = journal.batches() if journal else []
+    batches = committed([record for record in records if record.started_us >= started_us])
     return MeasuredRun(started_us, batches, memory.bytes_max, load_before)
 
 

@@ -44,6 +44,7 @@ ROW_GROUP_ROWS = 16_384  # a receipt reads one
 TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and never has more runs
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
 SCRATCH_SECONDS = 3_600
+_DID_NOT_COUNT = np.int64(DID_NOT_COUNT).tobytes()
 
 
 class Keeper:
@@ -161,11 +162,12 @@ class Runs:
             return False
         if is_mapped:
             columns = _mapped(path)
-            changed = columns[COLUMNS.index("payload")].copy()
-            changed[rows] = DID_NOT_COUNT
-            with path.open("r+b") as scratch:  # it raises on a full disk, where a map would end the process
-                scratch.seek(columns.offset + columns.strides[0] * COLUMNS.index("payload"))
-                scratch.write(changed.data)
+            payload_at = columns.offset + columns.strides[0] * COLUMNS.index("payload")
+            with path.open(
+                "r+b", buffering=0
+            ) as scratch:  # it raises on a full disk, where a map would end the process
+                for row in rows.tolist():
+                    os.pwrite(scratch.fileno(), _DID_NOT_COUNT, payload_at + row * columns.itemsize)
         return True
 
     @contextmanager
