@@ -202,7 +202,7 @@ class _Work:
             file = self._stage("entry", entries)
             columns = read_back(self.journal, file, ["event_count", "amount_micros"])
             read_count = pc.sum(columns["event_count"]).as_py()
-            read_sum = exact_sum(columns["amount_micros"].to_numpy())
+            read_sum = sum(exact_sum(chunk.to_numpy()) for chunk in columns["amount_micros"].chunks)
         if self.rejection_rows:
             self._stage_rejections()
         self.seconds["staging"] += time.perf_counter() - started
