@@ -54,6 +54,7 @@ class TopicSource:
     """The log in a Kafka topic."""
 
     unit = "messages"
+    tasks_take_tables = True
 
     def __init__(self, topic: Topic, home: Home, *, accept_loss: bool = False) -> None:
         self._topic = topic

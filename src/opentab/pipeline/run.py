@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -148,7 +149,8 @@ class Pipeline:
         try:
             spark = self._spark or open_session(self.home)
             self._closer.spark = self._job.spark = spark
-            warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
+            warm = partial(warm_workers, spark, tables=self._job.source.tasks_take_tables)
+            warming = threading.Thread(target=warm, name="warm-up", daemon=True)
             warming.start()
             upkeep.start()
             delivery.start()

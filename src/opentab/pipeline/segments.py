@@ -29,6 +29,7 @@ class DirectorySource:
     """The log in a directory."""
 
     unit = "segments"
+    tasks_take_tables = False
 
     def __init__(self, log: DirectoryLog, home: Home) -> None:
         self.log = log

@@ -107,13 +107,16 @@ def open_session(home: Home) -> SparkSession:
             ) from error
 
 
-def warm_workers(spark: SparkSession) -> None:
-    """Start Spark's Python workers and let them load what a batch needs, while the stream starts."""
+def warm_workers(spark: SparkSession, *, tables: bool) -> None:
+    """Start Spark's Python workers, those for tables or those for RDDs, and let them load what a batch needs."""
     from opentab.pipeline.task import REPORT_SCHEMA, warm_up
 
     cores = spark.sparkContext.defaultParallelism
     with suppress(Exception):  # if Spark is in trouble, the stream says so
-        spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
+        if tables:
+            spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
+        else:
+            spark.sparkContext.parallelize(range(cores), cores).mapPartitions(warm_up).collect()
 
 
 @contextmanager

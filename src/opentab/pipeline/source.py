@@ -46,6 +46,7 @@ class Source(Protocol):
     """A log, read on from the journal's positions."""
 
     unit: str  # what the numbers count: segments or messages
+    tasks_take_tables: bool  # and not rows of an RDD: for each kind Spark has workers of its own
 
     def open(self, positions: Positions) -> None:
         """Make it ready to be read behind these positions; raises where it has lost what follows them."""

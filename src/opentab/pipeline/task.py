@@ -80,7 +80,7 @@ class Report(msgspec.Struct, frozen=True):
     refused_reversals: list[tuple[int, int]] = []  # the keys of their own
 
 
-def warm_up(numbers: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
     """Load and touch all that a batch needs, without a trace."""
     for _ in numbers:
         pass
