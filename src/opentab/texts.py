@@ -136,20 +136,23 @@ class Texts:
         return found
 
     def find(self, byte: int, at: Int64s, *, bytes_max: int) -> Int64s:
-        """Where a byte stands first from each of these places on; far behind all texts if not among so many.
+        """Where a byte stands first from each of these places on, or FAR if it is not among the next so many.
 
         Each place is in a text, or right behind one.
         """
-        found = at + _first_of(byte, self.words_at(at, LOOK_WORDS))
-        left = np.flatnonzero(found == at + LOOK_BYTES)
+        offset = _first_of(byte, self.words_at(at, LOOK_WORDS))
+        found = at + offset
+        left = np.flatnonzero(offset == LOOK_BYTES)
+        found[left] = FAR
         for first in range(LOOK_BYTES, bytes_max, LOOK_BYTES):
             left = left[at[left] + first <= len(self.data) - LOOK_BYTES]
             if not len(left):
                 break
             begin = at[left] + first
-            found[left] = begin + _first_of(byte, self.words_at(begin, LOOK_WORDS))
-            left = left[found[left] == begin + LOOK_BYTES]
-        found[left] = FAR
+            offset = _first_of(byte, self.words_at(begin, LOOK_WORDS))
+            there = offset < LOOK_BYTES
+            found[left[there]] = begin[there] + offset[there]
+            left = left[~there]
         return found
 
     def are(self, text: bytes) -> Bools:

@@ -21,29 +21,22 @@ def overwrite(path: Path, column: str, rows: Int64s, *, before: Int64s, after: i
     """
     metadata = pq.read_metadata(path)
     at = metadata.schema.names.index(column)
-    changed = []
+    places = np.zeros(len(rows), np.int64)
+    first = 0
+    for number in range(metadata.num_row_groups):
+        count, chunk = metadata.row_group(number).num_rows, metadata.row_group(number).column(at)
+        mine = (rows >= first) & (rows < first + count)
+        is_plain = chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page and chunk.statistics is None
+        if mine.any() and not is_plain:
+            return False
+        # The values are the end of the page, whatever stands before them.
+        first += count
+        places[mine] = chunk.data_page_offset + chunk.total_compressed_size - _BYTES * (first - rows[mine])
     with path.open("r+b") as file:
-        first = 0
-        for number in range(metadata.num_row_groups):
-            count, chunk = metadata.row_group(number).num_rows, metadata.row_group(number).column(at)
-            here = (rows >= first) & (rows < first + count)
-            mine = rows[here] - first
-            first += count
-            if not len(mine):
-                continue
-            # The values are the end of the page, whatever stands before them.
-            begin = chunk.data_page_offset + chunk.total_compressed_size - _BYTES * count
-            if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page or chunk.statistics is not None:
-                return False
-            file.seek(begin)
-            values = np.frombuffer(file.read(_BYTES * count), np.int64).copy()
-            if (values[mine] != before[here]).any():
-                return False
-            values[mine] = after
-            changed.append((begin, values))
-        for begin, values in changed:
-            file.seek(begin)
-            file.write(values.data)
-        file.flush()
+        found = b"".join(os.pread(file.fileno(), _BYTES, place) for place in places.tolist())
+        if found != before.astype("<i8").tobytes():
+            return False
+        for place in places.tolist():
+            os.pwrite(file.fileno(), np.int64(after).tobytes(), place)
         os.fsync(file.fileno())
     return True

@@ -140,10 +140,12 @@ class Runs:
         if path.exists():
             columns = _mapped(path)
             known = {name: pa.array(columns[at][rows]) for at, name in enumerate(COLUMNS)}
+        unknown = [name for name in SEEN.names if name not in known]
         with pq.ParquetFile(
-            place.inside, filesystem=place.filesystem, memory_map=place.is_local, read_dictionary=["partition"]
-        ) as parquet:
-            table = parquet.read(columns=[name for name in SEEN.names if name not in known]).take(pa.array(rows))
+            place.inside, filesystem=place.filesystem, memory_map=place.is_local, pre_buffer=not place.is_local,
+            read_dictionary=["partition"],
+        ) as parquet:  # fmt: skip
+            table = parquet.read(columns=unknown, use_threads=False).take(pa.array(rows))
         return pa.table(
             [known[name] if name in known else table[name].cast(SEEN.field(name).type) for name in SEEN.names],
             schema=SEEN,
@@ -163,10 +165,8 @@ class Runs:
         if is_mapped:
             columns = _mapped(path)
             payload_at = columns.offset + columns.strides[0] * COLUMNS.index("payload")
-            with path.open(
-                "r+b", buffering=0
-            ) as scratch:  # it raises on a full disk, where a map would end the process
-                for row in rows.tolist():
+            with path.open("r+b") as scratch:
+                for row in rows.tolist():  # this raises on a full disk, where a map would end the process
                     os.pwrite(scratch.fileno(), _DID_NOT_COUNT, payload_at + row * columns.itemsize)
         return True
 
@@ -286,7 +286,7 @@ def stage_run(root: Place, tables: Iterator[pa.Table], *, run: str, batches: tup
     with staged_writer(root, "seen", RUN, run=run, batches=batches, row_group_rows=ROW_GROUP_ROWS) as writer:
         for table in tables:
             if table.num_rows:
-                writer.write(table.cast(RUN))
+                writer.write(table.cast(RUN).unify_dictionaries())
         staged = writer.finish()
     return staged if staged.rows else None
 

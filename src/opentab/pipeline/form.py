@@ -86,7 +86,7 @@ class Form:
         """The values in those of the lines that are of this form, and which those are.
 
         Of each line all bytes are accounted for: what is no value has been compared, and no value holds a quote. Only
-        an amount that is a number, and the last, may: it is none then.
+        an amount that is a number and stands last may hold one, and whoever reads it sees that it is no number.
         """
         rows = np.arange(len(lines))
         begin, end = lines.start, lines.end
