@@ -49,7 +49,7 @@ MIB = 2**20
 
 def a_run(*batches: tuple[float, int], memory: dict[str, int] | None = None) -> MeasuredRun:
     """A run that started at second 1000; each batch is its second and its events."""
-    at = [Committed(int((1000 + seconds) * SECOND), events) for seconds, events in batches]
+    at = [Committed(n, int((1000 + seconds) * SECOND), events) for n, (seconds, events) in enumerate(batches, start=1)]
     return MeasuredRun(1000 * SECOND, tuple(at), memory or {}, load_before=0.5)
 
 

@@ -451,12 +451,18 @@ def test_a_byte_is_found_where_it_stands_first(texts: list[bytes], skipped: int,
 
 
 def test_values_of_any_length_are_read_together_up_to_a_bound() -> None:
-    sizes = [0, 1, 7, 8, 9, 31, 32, 33, 64, 500, 991, 992, 1023]
+    sizes = [0, 1, 7, 8, 9, 31, 32, 33, 64, 500, 991, 992, 4_095]
     texts = [plain(id="x" * size, note="!" * (size % 40)).encode() for size in sizes * 40]
     found, others = form.formed(Texts.of(texts))
     assert (sum(len(one.at) for one in found), len(others)) == (len(texts), 0)
     assert [len(text) for text in found[0].fields["id"]] == sizes * 40
-    check_agree([plain(id="x" * size).encode() for size in (1000, 1024, 1025, 2000)])
+    check_agree([plain(id="x" * size).encode() for size in (1_000, 4_095, 4_096, 4_097, 8_000)])
+
+
+def test_a_line_that_is_too_long_to_be_read_with_others_does_not_keep_them() -> None:
+    texts = [plain(note="x" * 5_000).encode(), *(plain(id=f"{i}").encode() for i in range(600))]
+    found, others = form.formed(Texts.of(texts))
+    assert ([len(one.at) for one in found], others.tolist()) == ([600], [0])
 
 
 def test_a_number_in_the_last_place_is_not_more_than_a_number() -> None:

@@ -322,6 +322,19 @@ def test_another_schema_version_is_left_alone(
             run_once(home)
 
 
+def test_what_failed_in_a_task_is_told(
+    home: Home, append: Callable[..., int], run_once: Callable[[Home], Progress]
+) -> None:
+    append(event())
+    (home.path / "opentab.toml").write_text("[pipeline]\nlocal_bytes_max = 0\n")
+    home = config.load(home.path)
+    Journal.create(home.ledger, home.identity)
+    (home.ledger / "journal" / "kind=entry").path.write_text("no directory")
+    with pytest.raises(OpentabError, match=r"^a Spark task failed: (NotADirectory|FileExists)Error: ") as error:
+        run_once(home)
+    assert not error.value.retry_helps
+
+
 def test_a_damaged_segment_stops_the_job_with_its_name(
     home: Home, append: Callable[..., int], run_once: Callable[[Home], Progress]
 ) -> None:

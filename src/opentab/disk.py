@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,3 +14,9 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_at(handle: int, place: int, data: bytes) -> None:
+    """Write all of it at a place of an open file, or raise."""
+    if os.pwrite(handle, data, place) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

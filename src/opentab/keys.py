@@ -101,7 +101,7 @@ def _murmur_of_even(texts: Texts, size: int, seed: int) -> tuple[UInt64s, UInt64
     for block in range(blocks):
         h1, h2 = _after_block(h1, h2, words[2 * block], words[2 * block + 1])
     if tail > WORD:
-        h2 = h2 ^ _scrambled(words[-1] & _MASK_HIGH[tail], _C2, 33, _C1)
+        h2 = h2 ^ _scrambled(words[2 * blocks + 1] & _MASK_HIGH[tail], _C2, 33, _C1)
     if tail:
         h1 = h1 ^ _scrambled(words[2 * blocks] & _MASK_LOW[tail], _C1, 31, _C2)
     return _finished(h1, h2, np.uint64(size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -172,3 +173,11 @@ class BatchRecord(msgspec.Struct, frozen=True):
     @property
     def rejection_count(self) -> int:
         return sum(self.rejections.values())
+
+
+def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """The same with some columns as numbers into a dictionary: for texts of which there are few."""
+    for name in names:
+        field = schema.field(name)
+        schema = schema.set(schema.get_field_index(name), field.with_type(pa.dictionary(pa.int32(), field.type)))
+    return schema

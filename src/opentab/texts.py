@@ -138,7 +138,7 @@ class Texts:
     def find(self, byte: int, at: Int64s, *, bytes_max: int) -> Int64s:
         """Where a byte stands first from each of these places on, or FAR if it is not among the next so many.
 
-        Each place is in a text, or right behind one.
+        Each place is in a text, or right behind one; of bytes LOOK_BYTES are looked at together.
         """
         offset = _first_of(byte, self.words_at(at, LOOK_WORDS))
         found = at + offset

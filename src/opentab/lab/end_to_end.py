@@ -46,7 +46,7 @@ def measure_end_to_end(home: Home) -> EndToEnd:
     try:
         with _Watch(home) as watch:
             run = measure_home(home)
-            last = max(number for number, batch in enumerate(run.batches, start=1) if batch.event_count)
+            last = max(one.batch for one in run.batches if one.event_count)
             folded_us = watch.reached_us(last, follower)
     finally:
         follower.stop()

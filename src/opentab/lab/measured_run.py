@@ -33,6 +33,7 @@ SECOND_US = 1_000_000
 class Committed:
     """What the journal says of one batch, as far as time goes."""
 
+    batch: int
     at_us: int
     event_count: int
 
@@ -70,7 +71,7 @@ class MeasuredRun:
 
 
 def committed(records: Sequence[BatchRecord]) -> tuple[Committed, ...]:
-    return tuple(Committed(record.committed_us, record.event_count) for record in records)
+    return tuple(Committed(record.batch, record.committed_us, record.event_count) for record in records)
 
 
 def link_log(source: Home, target: Home) -> None:

@@ -38,7 +38,7 @@ from opentab.ledger.table import (
 )
 from opentab.ledger.trouble import unreadable, unwritable
 from opentab.place import Place
-from opentab.records import BATCH, KINDS, BatchRecord
+from opentab.records import BATCH, KINDS, BatchRecord, with_dictionaries
 
 JOURNAL_APP = "opentab-journal"
 COMPACTION_APP = "opentab-compaction"
@@ -298,11 +298,7 @@ class Journal:
     def _dataset(self, kind: str, after: int, upto: int | None, encoded: Sequence[str] = ()) -> ds.Dataset:
         last = self.position if upto is None else upto
         files = self._paths(kind, after, last)
-        schema = KINDS[kind]
-        for name in encoded:
-            field = schema.field(name)
-            field = field.with_type(pa.dictionary(pa.int32(), field.type))
-            schema = schema.set(schema.get_field_index(name), field)
+        schema = with_dictionaries(KINDS[kind], encoded)
         if not files:
             return ds.dataset(schema.empty_table())
         batch = ds.field("batch")

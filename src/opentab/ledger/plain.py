@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from opentab.disk import write_at
 from opentab.periods import Int64s
 
 _BYTES = 8
@@ -37,6 +38,6 @@ def overwrite(path: Path, column: str, rows: Int64s, *, before: Int64s, after: i
         if found != before.astype("<i8").tobytes():
             return False
         for place in places.tolist():
-            os.pwrite(file.fileno(), np.int64(after).tobytes(), place)
+            write_at(file.fileno(), place, np.int64(after).tobytes())
         os.fsync(file.fileno())
     return True

@@ -28,16 +28,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from opentab.disk import write_at
 from opentab.ledger.files import StagedFile, read_parquet, staged_writer
 from opentab.ledger.marks import Marks, marks_of
 from opentab.ledger.plain import overwrite
 from opentab.place import Place
-from opentab.records import DID_NOT_COUNT, SEEN
+from opentab.records import DID_NOT_COUNT, SEEN, with_dictionaries
 
 # A run as it is written: of partitions there are few.
-RUN = SEEN.set(
-    SEEN.get_field_index("partition"), SEEN.field("partition").with_type(pa.dictionary(pa.int32(), pa.string()))
-)
+RUN = with_dictionaries(SEEN, ["partition"])
 COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 ROW_GROUP_ROWS = 16_384  # a receipt reads one
@@ -167,7 +166,7 @@ class Runs:
             payload_at = columns.offset + columns.strides[0] * COLUMNS.index("payload")
             with path.open("r+b") as scratch:
                 for row in rows.tolist():  # this raises on a full disk, where a map would end the process
-                    os.pwrite(scratch.fileno(), _DID_NOT_COUNT, payload_at + row * columns.itemsize)
+                    write_at(scratch.fileno(), payload_at + row * columns.itemsize, _DID_NOT_COUNT)
         return True
 
     @contextmanager

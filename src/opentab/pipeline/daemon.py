@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import zipimport
+from contextlib import suppress
 from typing import BinaryIO
 
 from pyspark import daemon
-from pyspark.worker import main
 
 import opentab.pipeline.task  # noqa: F401  what the workers inherit
 from opentab.memory import keep_memory, keep_modules
@@ -24,12 +24,13 @@ def run_task(infile: BinaryIO, outfile: BinaryIO) -> None:
     Spark sends a task in two small pieces, and its kernel holds the second one back until the first is acknowledged;
     ours would wait 40 ms for an answer that it could send along.
     """
-    if hasattr(socket, "TCP_QUICKACK"):
-        with socket.socket(fileno=os.dup(infile.fileno())) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-    main(infile, outfile)  # type: ignore[no-untyped-call]
+    # Where there is no such thing, there is a wait, and no harm.
+    with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(infile.fileno())) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    _run_task(infile, outfile)
 
 
+_run_task = daemon.worker_main
 if __name__ == "__main__":
     keep_memory()
     keep_modules()

@@ -22,7 +22,7 @@ NOT_PLAIN = frozenset((b"specversion", b"reverses"))  # lines with these mean so
 FORMS_MAX = 8
 BLOCK_LINES = 16_384
 FEW = 256  # lines that are sooner read one by one
-PIECE_BYTES_MAX = VALUE_BYTES_MAX = 1024  # what is longer is read line by line
+PIECE_BYTES_MAX, VALUE_BYTES_MAX = 1_024, 4_096  # what is longer is read line by line
 QUOTE, BACKSLASH = ord('"'), ord("\\")
 
 _KEY = re.compile(rb' *"([^"]*)" *: *')
@@ -70,6 +70,8 @@ class Form:
                 if key[1] != b"amount":
                     return None
                 amount_is_text = False
+            if len(value[kind]) >= VALUE_BYTES_MAX:
+                return None
             names.append(key[1])
             pieces.append(line[piece_at : value.start(kind)])
             piece_at, at = value.end(kind), mark.end()
@@ -137,7 +139,7 @@ def _formed(lines: Texts, first: int) -> Iterator[Formed]:
         if form is None:
             left = left[1:]
             continue
-        fields, rows = form.read(lines.take(left))
+        fields, rows = form.read(lines.take(left))  # the first of them is of this form, and more may be
         yield Formed(first + left[rows], fields, form.amount_is_text)
         left = np.delete(left, rows)
 

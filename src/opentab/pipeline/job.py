@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
 from opentab import crash
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+PYTHON_ERROR = "org.apache.spark.api.python.PythonException"
 RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
 
 
@@ -190,17 +192,18 @@ class Job:
         """What a failed task means for a user, where we know."""
         if means_disk_full(error):
             return DiskFull(str(self.journal.root))
-        for line in str(error).splitlines():
+        text = str(error)
+        for line in text.splitlines():
             name, _, fact = line.strip().partition(": ")
             if name.startswith("opentab.errors.") and fact:
                 return OpentabError(fact)
         if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
             return unwritable(self.journal.root, error)
-        if not isinstance(error, PySparkException):
+        if not isinstance(error, PySparkException | Py4JJavaError):  # the second comes of an RDD
             return error
-        ours = isinstance(error, PythonException)
+        ours = isinstance(error, PythonException) or PYTHON_ERROR in text
         return (OpentabError if ours else TasksFailed)(
-            f"a Spark task failed: {self.journal.root.without_secrets(_last_line(str(error)))}",
+            f"a Spark task failed: {self.journal.root.without_secrets(_last_line(text))}",
             hint=f"see {self.home.logs_path / 'spark.log'}",
             retry_helps=not ours,
         )
@@ -269,7 +272,9 @@ def check_sums(reports: Sequence[Report]) -> None:
 
 def _last_line(text: str) -> str:
     """The line of a Python worker's traceback that names the error."""
-    lines = [line.strip() for line in text.split("JVM stacktrace", maxsplit=1)[0].splitlines() if line.strip()]
+    for java in ("JVM stacktrace", "Driver stacktrace", "\n\tat "):
+        text = text.split(java, maxsplit=1)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[-1] if lines else "no reason given")[:300]
 
 

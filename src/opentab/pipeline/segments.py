@@ -12,14 +12,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from opentab.config import Home
 from opentab.log.directory import NAME_PATTERN, DirectoryLog, Waiting
 from opentab.log.segment import parse_segment
 from opentab.pipeline.chunk import Chunk, SegmentChunk
 from opentab.pipeline.source import EVENT_BYTES_MIN, OutOfTurn, Positions
-from opentab.pipeline.task import Order, Report, bill_chunks, joined, unpacked
+from opentab.pipeline.task import Order, Report, bill_chunks, joined, row_of, unpacked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,11 +167,11 @@ def bill_names(log_path: Path, names: Iterable[str], order: Order) -> Report:
 
 def bill_share(names: Iterable[str], log_path: Path, order: Order) -> tuple[bytes]:
     """The same for a task of Spark's: names come in as a row of an RDD, a report goes out as one."""
-    return (msgspec.json.encode(bill_names(log_path, names, order)),)
+    return row_of(bill_names(log_path, names, order))
 
 
 def bill_datas(datas: Iterable[bytes], order: Order) -> tuple[bytes]:
     """The same for segments that come as they are."""
     chunks: list[Chunk] = [SegmentChunk(parse_segment(data)) for data in datas]
     chunks.sort(key=lambda chunk: (chunk.partition, chunk.first))
-    return (msgspec.json.encode(bill_chunks(chunks, order)),)
+    return row_of(bill_chunks(chunks, order))

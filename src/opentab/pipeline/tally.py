@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from opentab.periods import Int64s
 from opentab.pipeline.decode import Decoded
-from opentab.records import ENTRY
+from opentab.records import ENTRY, with_dictionaries
 
 INT64_MAX = 2**63 - 1
-TYPE = pa.dictionary(pa.int32(), ENTRY.field("type").type)  # there are few
-_ENTRY = ENTRY.set(ENTRY.get_field_index("type"), ENTRY.field("type").with_type(TYPE))
+_ENTRY = with_dictionaries(ENTRY, ["type"])
 
 # Of a sample's events, the share of different (day, customer, type) from which adding up saves nothing.
 DISTINCT_SHARE_MAX = 0.95
@@ -60,7 +59,7 @@ def _table(decoded: Sequence[Decoded]) -> pa.Table:
         [
             ("day", pa.int32()),
             ("customer", pa.string()),
-            ("type", TYPE),
+            ("type", _ENTRY.field("type").type),
             ("amount_micros", pa.int64()),
             ("at_us", pa.int64()),
         ]

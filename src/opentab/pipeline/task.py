@@ -105,9 +105,14 @@ def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
     return work.finish()
 
 
-def packed(report: Report) -> pa.RecordBatch:
+def row_of(report: Report) -> tuple[bytes]:
     """A report as the one row that a task returns."""
-    return pa.record_batch({REPORT_COLUMN: pa.array([msgspec.json.encode(report)], pa.binary())})
+    return (msgspec.json.encode(report),)
+
+
+def packed(report: Report) -> pa.RecordBatch:
+    """The same as a table."""
+    return pa.record_batch({REPORT_COLUMN: pa.array(row_of(report), pa.binary())})
 
 
 def unpacked(rows: Iterable[Sequence[bytes]]) -> list[Report]:

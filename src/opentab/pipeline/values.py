@@ -116,7 +116,7 @@ def micros_of(texts: Texts, *, is_text: Bools | bool) -> tuple[Int64s, Bools]:
 
 
 def are_customers(names: pa.Array, texts: Texts) -> Bools:
-    """Which of some names, given as an array and as its texts, may be customers."""
+    """Which of some names may be customers; they are given as an array, and as the texts of that array."""
     sure = (texts.size >= 1) & (texts.size <= CUSTOMER_BYTES_MAX)
     data = texts.data[: int(texts.size.sum())]
     # 0xC2 leads U+0080 to U+009F, control characters too, among others.
