@@ -1,6 +1,6 @@
 """A directory's segments, batch after batch: billed by Spark's tasks, or by the driver itself where they are few.
 
-A job of Spark's costs a tenth of a second and more, however small; a few thousand events take a hundredth.
+A job of Spark's costs some hundredths of a second, however small; a few thousand events take one.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ class SegmentPortion:
         shares = shared_out(self._segments, spark.sparkContext.defaultParallelism)
         # An RDD, not a table: there is nothing to plan, and its job takes half the time.
         if self._shares_disk:
-            work = partial(bill_share, log_path=self._log.path, order=order)
-            return unpacked(spark.sparkContext.parallelize(shares, len(shares)).map(work).collect())
-        return self._bill_far(spark, shares, order)
+            rows = spark.sparkContext.parallelize(shares, len(shares))
+            return unpacked(rows.map(partial(bill_share, log_path=self._log.path, order=order)).collect())
+        datas = spark.sparkContext.parallelize([self._datas(share) for share in shares], len(shares))
+        return unpacked(datas.map(partial(bill_datas, order=order)).collect())
 
     def check(self, reports: Sequence[Report]) -> None:
         """Raise unless the reports hold the segments that follow the journal's, each once and without a gap."""
@@ -117,11 +118,9 @@ class SegmentPortion:
         }
         return [found[place] for place in places]
 
-    def _bill_far(self, spark: SparkSession, shares: list[list[str]], order: Order) -> list[Report]:
-        """Send the segments themselves: the executors have other disks."""
-        datas = [[self._log.path_of(*place_of(name)).read_bytes() for name in share] for share in shares]
-        work = partial(bill_datas, order=order)
-        return unpacked(spark.sparkContext.parallelize(datas, len(datas)).map(work).collect())
+    def _datas(self, names: Iterable[str]) -> list[bytes]:
+        """The segments themselves: where executors have other disks, they are sent."""
+        return [self._log.path_of(*place_of(name)).read_bytes() for name in names]
 
 
 def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: int) -> list[Waiting]:
