@@ -27,15 +27,18 @@ from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, payloads_of
-from opentab.ledger import seen
+from opentab.ledger import runs, seen
+from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
 from opentab.ledger.marks import Words, marks_of
-from opentab.ledger.plain import overwrite
+from opentab.ledger.narrow import read_narrow, write_narrow
+from opentab.ledger.plain import GROUP_ROWS_MAX, PlainColumn, overwrite, plain_columns
 from opentab.ledger.receipt import Trails
 from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
+from opentab.pipeline.once import ordered
 from opentab.place import Place
 from opentab.texts import Texts
 
@@ -193,7 +196,12 @@ histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), 
 
 
 MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting", "compacted"]
-WAYS = ["read", "mapped", "anew"]  # runs are small or large, or cannot be changed by the driver
+WAYS = ["read", "mapped", "copied", "anew"]  # runs are small or large or elsewhere, or cannot be changed by the driver
+
+
+def of_copies(path: Path, names: Sequence[str]) -> list[PlainColumn] | None:
+    """No file of a ledger is as it must be to be mapped."""
+    return None if "kind=seen" in path.parts else plain_columns(path, names)
 
 
 @settings(max_examples=40)
@@ -208,6 +216,7 @@ WAYS = ["read", "mapped", "anew"]  # runs are small or large, or cannot be chang
 @example(
     [(2, [Sent("x", 1), Sent("x", 1, minute=9, partition="b")]), (2, [Sent("x", 1, minute=0)])], "30m", [], "mapped"
 )
+@example([(2, [Sent("x", 1), Sent("y", 1)]), (2, [Sent("x", 1)]), (2, [Sent("y", 1)])], "7d", [], "copied")
 @example([(2, [Sent("x", 1), Sent("x", 2, partition="b")])], "7d", [], "read")
 @example(
     [(2, [Sent("x", 1)]), (2, [Sent(None, 1, reverses="x"), Sent(None, 1, reverses="x", partition="b")])],
@@ -235,11 +244,13 @@ def test_any_history_gives_the_bill_of_distinct_events(
     with ExitStack() as stack:
         directory = stack.enter_context(TemporaryDirectory())
         stack.enter_context(patch.object(seen, "TIER_RUNS", 2))
-        if way == "mapped":
-            stack.enter_context(patch.object(seen, "MAPPED_ROWS", 1))
+        if way in ("mapped", "copied"):
+            stack.enter_context(patch.object(runs, "MAPPED_ROWS", 1))
             stack.enter_context(patch.object(seen, "ROW_GROUP_ROWS", 2))
+        if way == "copied":
+            stack.enter_context(patch.object(runs, "plain_columns", of_copies))
         if way == "anew":
-            stack.enter_context(patch.object(seen, "overwrite", lambda *_, **__: False))
+            stack.enter_context(patch.object(runs, "overwrite", lambda *_, **__: False))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
@@ -269,7 +280,7 @@ def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
 
 
 def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "MAPPED_ROWS", 2)
+    monkeypatch.setattr(runs, "MAPPED_ROWS", 2)
     monkeypatch.setattr(seen, "SLICE_ROWS", 3)
     batches = [(2, [Sent(f"{k}", 1, minute=n, partition="ab"[k % 2]) for k in range(n, n + 5)]) for n in range(20)]
     home, rule = bill_history(tmp_path, batches, window="unbounded")
@@ -297,7 +308,7 @@ def test_marks_spare_nearly_all_searches(rows: int) -> None:
 def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_rows: int
 ) -> None:
-    monkeypatch.setattr(seen, "MAPPED_ROWS", mapped_rows)
+    monkeypatch.setattr(runs, "MAPPED_ROWS", mapped_rows)
     inputs = [Sent("x", 1, minute=2), Sent("y", 1), Sent("x", 1, minute=1, partition="b"), Sent("z", 1, partition="b")]
     journal = check(*bill_history(tmp_path, [(2, inputs)], window="7d"))
     last = journal.last()
@@ -308,31 +319,88 @@ def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
     assert trail.rejections == []
 
 
-def test_a_run_that_its_task_has_at_hand_elsewhere_is_written_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seen, "MAPPED_ROWS", 1)
-    monkeypatch.setattr(seen.Runs, "keep", lambda *_: None)
-    inputs = [Sent("x", 1), Sent("y", 1), Sent("x", 1, minute=9, partition="b"), Sent("z", 1, partition="b")]
-    journal = check(*bill_history(tmp_path, [(2, inputs), (2, [Sent("x", 1, minute=35)])], window="30m"))
-    assert sum(run.rows for run in journal.runs()) == 4  # x, y, z, and x again: nothing is struck out
-
-
 def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    root, table = Place.of(tmp_path / "journal"), seen.SEEN.empty_table()
+    monkeypatch.setattr(runs, "MAPPED_ROWS", 1)
+    root = Place.of(tmp_path / "journal")
+    row = pa.table([[1], [2], [3], [4], [5], ["a"], [6], [7]], schema=seen.SEEN)
     for boot in ("one", "two"):
-        monkeypatch.setattr(seen, "_boot", lambda boot=boot: boot)
-        with seen.Runs(root).keeping(1) as keeper:
-            keeper.add(table)
-            keeper.finish(seen.Run(f"{boot}.parquet", 0))
+        monkeypatch.setattr(runs, "_boot", lambda boot=boot: boot)
+        runs.Runs(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
         for scratch in tmp_path.glob("opentab-seen-*"):
             os.utime(scratch, (0, 0))  # long ago
     (left,) = tmp_path.glob("opentab-seen-*")
     assert left.name.endswith("-two")
-    assert {path.name for path in left.iterdir()} == {"two.parquet.npy", "two.parquet.blocks.npy"}
+    assert {path.name for path in left.iterdir()} == {"two.parquet.facts", "two.parquet.blocks.npy"}
+
+
+word = st.integers(-(2**63), 2**63 - 1)
+near = st.builds(lambda upper, lower: (upper << 40) + lower, st.integers(-2, 2), st.integers(0, 3))
+
+
+@given(st.lists(word | near, max_size=60))
+@example([0] * 3 + [-1, 2**63 - 1, -(2**63)])
+def test_hashes_are_put_in_order(hashes: list[int]) -> None:
+    words = np.array(hashes, np.int64)
+    order, found = ordered(words)
+    assert order.tolist() == np.argsort(words, kind="stable").tolist()
+    assert found.tolist() == sorted(hashes)
+
+
+def test_hashes_that_begin_alike_are_put_in_order_too() -> None:
+    words = np.random.default_rng(1).integers(0, 2**32, 20_000) + (7 << 40)
+    order, found = ordered(words)
+    assert np.array_equal(order, np.argsort(words, kind="stable"))
+    assert np.array_equal(found, np.sort(words))
+
+
+@given(st.lists(word, min_size=1, max_size=60), st.lists(word, max_size=20), st.integers(1, 9))
+def test_numbers_are_found_where_they_lie(numbers: list[int], strange: list[int], group_rows: int) -> None:
+    held = np.sort(np.array(numbers, np.int64))
+    asked = np.array([*numbers, *strange], np.int64)
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "a.parquet"
+        table = pa.table({"other": held[::-1], "key": held})
+        plain = {"compression": "none", "use_dictionary": False, "write_statistics": ["key"]}
+        pq.write_table(table, path, row_group_size=group_rows, **plain)
+        other, key = plain_columns(path, ["other", "key"]) or ()
+        assert len(key) == len(held)
+        assert np.array_equal(key.all(), held)
+        assert np.array_equal(other.take(np.arange(len(held))), held[::-1])
+        assert np.array_equal(key.searchsorted(asked), np.searchsorted(held, asked))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"compression": "lz4"},
+        {"use_dictionary": True},
+        {"data_page_size": 512, "row_group_size": 9_999},
+        {"row_group_size": GROUP_ROWS_MAX + 1},
+        {"use_dictionary": False, "column_encoding": {"payload": "DELTA_BINARY_PACKED"}},
+    ],
+)
+def test_what_does_not_lie_there_plainly_is_not_read_so(tmp_path: Path, written: dict[str, object]) -> None:
+    path = tmp_path / "a.parquet"
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 999}
+    pq.write_table(pa.table({"payload": np.arange(20_000) * 7}), path, **(plain | written))
+    assert plain_columns(path, ["payload"]) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(-5, 300)), min_size=1, max_size=30), st.integers(1, 7))
+def test_numbers_in_few_bytes_are_the_same(pairs: list[tuple[int, int]], part_rows: int) -> None:
+    columns = [np.array(column, np.int64) for column in zip(*pairs, strict=True)]
+    ranges = [(int(column.min()), int(column.max())) for column in columns]
+    firsts = range(0, len(pairs), part_rows)
+    parts = [[column[first : first + part_rows] for column in columns] for first in firsts]
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "a"
+        write_narrow(path, len(pairs), ranges, parts)
+        read = read_narrow(path, len(pairs), 2)
+        for column, narrow in zip(columns, read, strict=True):
+            assert np.array_equal(narrow.take(np.arange(len(pairs))), column)
 
 
 def test_numbers_in_a_staged_file_are_changed_where_they_lie(tmp_path: Path) -> None:

@@ -16,7 +16,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_at(handle: int, place: int, data: bytes) -> None:
+def write_at(handle: int, place: int, data: bytes | memoryview) -> None:
     """Write all of it at a place of an open file, or raise."""
-    if os.pwrite(handle, data, place) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    left = memoryview(data).cast("B")
+    while left:
+        written = os.pwrite(handle, left, place)  # two gigabytes at most
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left, place = left[written:], place + written

@@ -37,7 +37,8 @@ from opentab.lab.month_log import PERIOD
 from opentab.lab.served_home import served
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
-from opentab.ledger.seen import SLICE_ROWS, Runs, stage_kept_run
+from opentab.ledger.runs import Runs
+from opentab.ledger.seen import SLICE_ROWS, stage_run
 from opentab.log import DirectoryLog
 from opentab.records import SEEN, BatchRecord
 
@@ -166,8 +167,10 @@ def remember(home: Home, count: int) -> None:
     for number in range(REMEMBERED_RUNS):
         rows = count // REMEMBERED_RUNS
         tables = _random_rows(rows, seed=number, now_us=now_us)
-        run = stage_kept_run(journal.root, tables, run="bench", batches=(1, 1), rows_max=rows)
-        files += [run] if run is not None else []
+        run = stage_run(journal.root, tables, run="bench", batches=(1, 1))
+        if run is not None:
+            Runs(journal.root).prepare(run)
+            files.append(run)
     record = BatchRecord(
         batch=1, run="bench", started_us=now_us, committed_us=now_us, partitions={}, taken={}, watermark_us=None,
         final_us=None, newest_us=None, event_count=0, sum_micros="0", entry_rows=0, rejections={}, input_bytes=0,

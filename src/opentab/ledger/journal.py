@@ -23,6 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.ledger.files import StagedFile, read_parquet, stage
+from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
 from opentab.ledger.table import (
     TABLE_CONFIGURATION,
@@ -271,7 +272,10 @@ class Journal:
         if kind == "seen":
             last = self.last()
             merged = merged_runs(self.root, chosen, run=run, forgotten_us=last.forgotten_us if last else None)
-            return [add_action(merged, new=False)] if merged else []
+            if merged is None:
+                return []
+            Runs(self.root).prepare(merged)
+            return [add_action(merged, new=False)]
         tables = [read_parquet(self.root / f["path"]) for f in chosen]
         table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))

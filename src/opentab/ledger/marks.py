@@ -49,10 +49,19 @@ class Words:
 
 def marks_of(words: Int64s) -> Marks:
     """The marks of a run, given the first words of its keys in order."""
-    bits = max(_BITS_MIN, len(words).bit_length() - _ONE_OR_TWO)
-    marks = np.zeros(1 << bits, np.uint64)
-    np.bitwise_or.at(marks, _blocks(words, bits), _masks(words))
+    marks = no_marks(len(words))
+    add_marks(marks, words)
     return marks
+
+
+def no_marks(rows: int) -> Marks:
+    """The marks of a run of so many keys, as long as none of them is told."""
+    return np.zeros(1 << max(_BITS_MIN, rows.bit_length() - _ONE_OR_TWO), np.uint64)
+
+
+def add_marks(marks: Marks, words: Int64s) -> None:
+    """Set the marks of some more first words."""
+    np.bitwise_or.at(marks, _blocks(words, len(marks).bit_length() - 1), _masks(words))
 
 
 def _blocks(words: Int64s, bits: int) -> Int64s:

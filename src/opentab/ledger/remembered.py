@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opentab.ledger.seen import MAPPED_ROWS, Run
+from opentab.ledger.runs import MAPPED_ROWS
+from opentab.ledger.seen import Run
 from opentab.periods import Int64s
 from opentab.place import Place
 from opentab.records import SEEN

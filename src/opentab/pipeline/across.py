@@ -29,6 +29,8 @@ from opentab.texts import Texts
 
 Bools = npt.NDArray[np.bool_]
 
+_BESIDE = ThreadPoolExecutor(2)  # for the life of the process: memory that nobody has used yet is dear
+
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
@@ -82,8 +84,7 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     if not len(words):
         return Repeats()
     rows = [_places_of(words, mine) for mine in firsts]
-    with ThreadPoolExecutor() as pool:
-        shared = _shared(list(pool.map(known.rows, runs, rows)), rows, order.forgotten_us)
+    shared = _shared(list(_BESIDE.map(known.rows, runs, rows)), rows, order.forgotten_us)
     if not len(shared):
         return Repeats()
     refused = {key for report in reports for key in report.refused_reversals}
@@ -117,28 +118,26 @@ def _set_right(
         return None
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
-    left: dict[StagedFile, Int64s] = {}  # what is to be written anew, without which rows
-    for number, file in enumerate(runs):
-        gone = losers[shared.run[losers] == number]
-        if len(gone) and not _erased(order, file, shared.row[gone], shared.payload[gone]):
-            left[file] = shared.row[gone]
-    with ThreadPoolExecutor() as pool:
-        anew = pool.map(partial(_without, order), left, left.values())
-        files += [file for file in anew if file is not None]
-    return Repeats(events, entries.num_rows, {file.path for file in left}, files)
+    gone = {file: losers[shared.run[losers] == number] for number, file in enumerate(runs)}
+    gone = {file: some for file, some in gone.items() if len(some)}
+    anew = list(_BESIDE.map(partial(_without, order, shared), gone, gone.values()))
+    dropped = {file.path for file, other in zip(gone, anew, strict=True) if other is not file}
+    files += [other for file, other in zip(gone, anew, strict=True) if other is not None and other is not file]
+    return Repeats(events, entries.num_rows, dropped, files)
 
 
-def _erased(order: Order, file: StagedFile, rows: Int64s, payload: Int64s) -> bool:
-    """Let rows of a run say that they did not count; False where it has to be written anew."""
-    # Elsewhere a task's machine may have the run at hand as it was.
-    return order.tasks_are_here and runs_of(order.journal).erase(file, rows, payload)
+def _without(order: Order, shared: _Shared, file: StagedFile, gone: Int64s) -> StagedFile | None:
+    """A run of which some rows say that they did not count; one without them, where it cannot be changed.
 
-
-def _without(order: Order, file: StagedFile, gone: Int64s) -> StagedFile | None:
-    """A run without some of its rows, written anew; None where none is left."""
+    None where it has no others.
+    """
+    rows = shared.row[gone]
+    # A task's machine that is another one may have seen the run as it was.
+    if order.tasks_are_here and runs_of(order.journal).erase(file, rows, shared.payload[gone]):
+        return file
     table = read_parquet(order.journal / file.path).select(SEEN.names).cast(SEEN)
     kept = np.ones(table.num_rows, np.bool_)
-    kept[gone] = False
+    kept[rows] = False
     table = table.filter(pa.array(kept))
     return stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
 

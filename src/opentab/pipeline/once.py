@@ -15,6 +15,8 @@ import numpy.typing as npt
 from opentab.events import Reason
 from opentab.keys import key_of
 from opentab.ledger.marks import Marks, Words
+from opentab.ledger.narrow import Narrow
+from opentab.ledger.plain import Column
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
 from opentab.records import DID_NOT_COUNT
@@ -24,16 +26,19 @@ Bools = npt.NDArray[np.bool_]
 COUNTS, DUPLICATE, CONFLICT = 0, 1, 2
 NEVER_US = -(2**63)
 
+_SIGN = np.uint16(1 << 15)
+_WRONG_MAX = 1_000  # hashes that are put right one by one; more of them come of nobody's chance
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What counted before: rows sorted by the key's first word. The columns may be maps of files."""
+    """What counted before: rows sorted by the key's first word. The columns may lie in files."""
 
-    key_high: Int64s
-    key_low: Int64s
-    payload: Int64s
-    arrived_us: Int64s
-    batch: Int64s
+    key_high: Column
+    key_low: Column
+    payload: Column
+    arrived_us: Column | Narrow
+    batch: Column | Narrow
     marks: Marks
 
 
@@ -127,18 +132,24 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
 def ordered(hashes: Int64s) -> tuple[Int64s, Int64s]:
     """The places of hashes in their order, and the hashes in it; equal ones stay as they stand.
 
-    Their last bits make room for the place, so that numbers are sorted and not places: that takes two thirds of the
-    time. Two of a million that differ in those bits alone are rare enough to sort all of them again.
+    Numbers of 16 bits are sorted by counting. So hashes are sorted by their second 16 bits and then by their first,
+    and the few that are alike in both are put right: that takes as long on every processor, and on some a third of
+    what it takes to sort numbers of 64 bits.
     """
-    bits = len(hashes).bit_length()
-    places = (1 << bits) - 1
-    packed = (hashes & ~places) | np.arange(len(hashes))
-    packed.sort()
-    order: Int64s = packed & places
-    found = hashes[order]
-    if (found[1:] < found[:-1]).any():
+    second, first = ((hashes >> shift).astype(np.uint16) for shift in (32, 48))
+    first ^= _SIGN  # negative ones come first
+    order: Int64s = np.argsort(second, kind="stable")
+    order = order.take(np.argsort(first.take(order), kind="stable"))
+    found = hashes.take(order)
+    wrong = np.flatnonzero(found[1:] < found[:-1])
+    if len(wrong) > _WRONG_MAX:
         order = np.argsort(hashes, kind="stable")
-        found = hashes[order]
+        return order, hashes.take(order)
+    begins = found >> 32
+    alike = np.unique(begins[wrong])
+    for begin, end in zip(np.searchsorted(begins, alike), np.searchsorted(begins, alike, "right"), strict=True):
+        right = begin + np.argsort(found[begin:end], kind="stable")
+        order[begin:end], found[begin:end] = order[right], found[right]
     return order, found
 
 
@@ -151,18 +162,20 @@ def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_u
     for run in known:
         # Few keys are there at all; several rows may begin with the same word.
         rows = words.marked(run.marks)
-        found = np.searchsorted(run.key_high, high[rows])
+        found = run.key_high.searchsorted(high[rows])
         inside = found < len(run.key_high)
         rows, found = rows[inside], found[inside]
         while len(rows):
-            alike = run.key_high[found] == high[rows]
+            alike = run.key_high.take(found) == high[rows]
             rows, found = rows[alike], found[alike]
-            counted = (run.key_low[found] == low[rows]) & (run.payload[found] != DID_NOT_COUNT)
-            later = counted & (run.arrived_us[found] > arrived_us[rows])
-            target, source = rows[later], found[later]
-            arrived_us[target] = run.arrived_us[source]
-            payload[target] = run.payload[source]
-            batch[target] = run.batch[source]
+            values = run.payload.take(found)
+            counted = (run.key_low.take(found) == low[rows]) & (values != DID_NOT_COUNT)
+            arrivals = run.arrived_us.take(found)
+            later = counted & (arrivals > arrived_us[rows])
+            target = rows[later]
+            arrived_us[target] = arrivals[later]
+            payload[target] = values[later]
+            batch[target] = run.batch.take(found[later])
             found = found + 1
             inside = found < len(run.key_high)
             rows, found = rows[inside], found[inside]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -18,7 +19,8 @@ import pyarrow.parquet as pq
 
 from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_back, stage
-from opentab.ledger.seen import Run, Runs, stage_run
+from opentab.ledger.runs import Runs
+from opentab.ledger.seen import Run, stage_run
 from opentab.memory import keep_modules
 from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
 from opentab.pipeline.asked import Asked, asking_of, seen_run, verdicts_of
@@ -134,6 +136,7 @@ class _Work:
         self.rejection_rows: list[tuple[str, str, bytes, str, int]] = []
         self.rejection_bytes = 0
         self.files: list[StagedFile] = []
+        self.staging: Future[StagedFile | None] | None = None
         self.seconds: dict[str, float] = dict.fromkeys(STEPS, 0.0)
 
     def take(self, chunk: Chunk) -> None:
@@ -210,6 +213,8 @@ class _Work:
             read_sum = sum(exact_sum(chunk.to_numpy()) for chunk in columns["amount_micros"].chunks)
         if self.rejection_rows:
             self._stage_rejections()
+        run = self.staging.result() if self.staging is not None else None
+        self.files += [run] if run is not None else []
         self.seconds["staging"] += time.perf_counter() - started
         return Report(
             files=self.files,
@@ -249,12 +254,16 @@ class _Work:
             self.refused_reversals += one.refused_reversals(mine)
             counted.append(one.decoded.keep(mine.counts))
         seen = seen_run(asked, asking, settled, verdicts, batch=self.order.batch)
+        self.staging = _BESIDE.submit(self._stage_run, seen)  # meanwhile the entries are made
+        return counted
+
+    def _stage_run(self, seen: pa.Table) -> StagedFile | None:
         batches = (self.order.batch, self.order.batch)
         run = stage_run(self.journal, iter([seen]), run=self.order.run, batches=batches)
         if run is not None:
-            runs_of(self.journal).keep(run, seen)
-            self.files.append(run)
-        return counted
+            # Nobody waits for it: the batch after this one looks for what is not there and makes it then.
+            _BESIDE.submit(runs_of(self.journal).keep, run, seen)
+        return run
 
     def _reaches(self, partition: str, at_us: Int64s) -> None:
         """Let a partition's events count for its watermark."""
@@ -269,6 +278,7 @@ class _Work:
 
 
 _RUNS: dict[str, Runs] = {}
+_BESIDE = ThreadPoolExecutor(1)  # one for the life of the process: its memory is used again
 
 
 def runs_of(root: Place) -> Runs:
