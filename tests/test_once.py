@@ -26,7 +26,7 @@ from opentab import crash
 from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.config import Home
-from opentab.keys import key_of, keys_of, payloads_of
+from opentab.keys import key_of, keys_of, ordered, payloads_of
 from opentab.ledger import runs, seen
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
@@ -38,7 +38,6 @@ from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
-from opentab.pipeline.once import ordered
 from opentab.place import Place
 from opentab.texts import Texts
 

@@ -24,6 +24,8 @@ _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _F1, _F2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _ADD1, _ADD2, _FIVE = np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(5)
 _HALF = np.uint64(33)
+_SIGN = np.uint16(1 << 15)
+_WRONG_MAX = 1_000  # words that are put right one by one; more of them come of nobody's chance
 # Which bytes of a word belong to a tail of 0 to 15 bytes, for its first word and for its second.
 _MASK_LOW = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(16)], np.uint64)
 _MASK_HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(16)], np.uint64)
@@ -74,6 +76,30 @@ def payloads_of(
         words = _mixed(words)
     words[words == 0] = 1
     return words.view(np.int64)
+
+
+def ordered(words: Int64s) -> tuple[Int64s, Int64s]:
+    """The places of first words of keys in their order, and the words in it; equal ones stay as they stand.
+
+    Numbers of 16 bits are sorted by counting. So words are sorted by their second 16 bits and then by their first,
+    and the few that are alike in both are put right: that takes as long on every processor, and on some a third of
+    what it takes to sort numbers of 64 bits.
+    """
+    second, first = ((words >> shift).astype(np.uint16) for shift in (32, 48))
+    first ^= _SIGN  # negative ones come first
+    order: Int64s = np.argsort(second, kind="stable")
+    order = order.take(np.argsort(first.take(order), kind="stable"))
+    found = words.take(order)
+    wrong = np.flatnonzero(found[1:] < found[:-1])
+    if len(wrong) > _WRONG_MAX:
+        order = np.argsort(words, kind="stable")
+        return order, words.take(order)
+    begins = found >> 32
+    alike = np.unique(begins[wrong])
+    for begin, end in zip(np.searchsorted(begins, alike), np.searchsorted(begins, alike, "right"), strict=True):
+        right = begin + np.argsort(found[begin:end], kind="stable")
+        order[begin:end], found[begin:end] = order[right], found[right]
+    return order, found
 
 
 def with_key(payload: int, key: tuple[int, int]) -> int:

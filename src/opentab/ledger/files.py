@@ -25,7 +25,7 @@ DELTA_COLUMNS = {
     "number",
 }  # fmt: skip
 DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", "partition", "arrived_us"}
-UNCOMPRESSED = {"key_high", "key_low", "payload", "byte", "number"}  # nothing makes hashes smaller, and places hardly
+HASHES = {"key_high", "key_low", "payload"}
 STATISTICS = ("batch", "day", "customer", "period", "position", "key_high", "arrived_us")
 NOT_TOLD_OF = {"entry": {"customer"}}  # its files have customers of all names, so the first and the last tell nothing
 
@@ -50,16 +50,14 @@ class StagedWriter:
         self._staged = staged
         self._row_group_rows = row_group_rows
         self._rows = 0
+        differences = {f.name for f in schema if f.name in DELTA_COLUMNS and not pa.types.is_decimal(f.type)}
+        dense = differences | HASHES  # nothing makes them smaller
         self._writer = pq.ParquetWriter(
             file,
             schema,
-            compression={name: "none" if name in UNCOMPRESSED else "lz4" for name in schema.names},
+            compression={name: "none" if name in dense else "lz4" for name in schema.names},
             use_dictionary=[name for name in schema.names if name in DICTIONARY_COLUMNS],
-            column_encoding={
-                field.name: "DELTA_BINARY_PACKED"
-                for field in schema
-                if field.name in DELTA_COLUMNS and not pa.types.is_decimal(field.type)
-            },
+            column_encoding=dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
             write_statistics=[
                 name for name in STATISTICS if name in schema.names and name not in NOT_TOLD_OF.get(staged.kind, ())
             ],
@@ -102,7 +100,9 @@ def stage(
 
 def read_back(root: Place, file: StagedFile, columns: list[str]) -> pa.Table:
     """Some columns of a staged file as they lie on the disk."""
-    return read_parquet(root / file.path, columns=columns)
+    place = root / file.path
+    with pq.ParquetFile(place.inside, filesystem=place.filesystem) as parquet:
+        return parquet.read(columns, use_threads=False)
 
 
 def read_parquet(place: Place, columns: list[str] | None = None) -> pa.Table:

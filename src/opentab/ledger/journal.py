@@ -209,8 +209,10 @@ class Journal:
         finally:
             self._files = None
 
-    def compact(self, *, run: str, files_max: int) -> int:
+    def compact(self, *, run: str, files_max: int, is_behind: bool = False) -> int:
         """Merge small files into larger ones, if there are `files_max`. Returns how many were merged.
+
+        Runs of ids are large, and merging them can wait while the pipeline is behind.
 
         Rows stay as they are, batch by batch. Two programs that merge the same files would count
         them twice, so this is fenced like a batch, with a number of its own.
@@ -222,7 +224,7 @@ class Journal:
         merged = 0
         for kind in KINDS:
             files = journal._of_kind(kind)
-            for chosen in tiers_to_merge(files) if kind == "seen" else _merges(files, files_max):
+            for chosen in tiers_to_merge(files, is_behind=is_behind) if kind == "seen" else _merges(files, files_max):
                 crash.moment("compacting")
                 actions += [*journal._merged(kind, chosen, run=run), *map(remove_action, chosen)]
                 merged += len(chosen)

@@ -81,46 +81,9 @@ class Runs:
         if file.rows >= MAPPED_ROWS and self._root.is_local:
             self._columns(Run(file.path, file.rows))
 
-    def first_words(self, file: StagedFile) -> Int64s:
-        """The first words of the keys of a run, in order."""
-        words = self._plain(file, ["key_high"])
-        if words is not None:
-            return words[0].all()
-        return cast("Int64s", read_parquet(self._root / file.path, ["key_high"])["key_high"].to_numpy())
-
-    def rows(self, file: StagedFile, rows: Int64s) -> pa.Table:
-        """Some rows of a run, in the order of SEEN."""
-        if not len(rows):
-            return SEEN.empty_table()
-        plain = self._plain(file, KEYS)
-        known = {} if plain is None else {name: pa.array(c.take(rows)) for name, c in zip(KEYS, plain, strict=True)}
-        unknown = [name for name in SEEN.names if name not in known]
-        place = self._root / file.path
-        with pq.ParquetFile(
-            place.inside, filesystem=place.filesystem, memory_map=place.is_local, pre_buffer=not place.is_local,
-            read_dictionary=["partition"],
-        ) as parquet:  # fmt: skip
-            table = parquet.read(columns=unknown, use_threads=False).take(pa.array(rows))
-        return pa.table(
-            [known[name] if name in known else table[name].cast(SEEN.field(name).type) for name in SEEN.names],
-            schema=SEEN,
-        )
-
-    def erase(self, file: StagedFile, rows: Int64s, payload: Int64s) -> bool:
-        """Let some rows of a run that was just written, with these payloads, say that they did not count after all.
-
-        False where it cannot be changed, and is as it was.
-        """
-        path = (self._root / file.path).path
-        return overwrite(path, "payload", rows, before=payload, after=DID_NOT_COUNT)
-
     def remove(self) -> None:
         """Take away what is at hand on this machine; whoever needs it makes it again."""
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _plain(self, file: StagedFile, names: Sequence[str]) -> list[PlainColumn] | None:
-        """Columns of a run that was just written, where they lie on the disk as they are."""
-        return plain_columns((self._root / file.path).path, names) if self._root.is_local else None
 
     def _columns(self, run: Run) -> Columns:
         if run.rows < MAPPED_ROWS:
@@ -204,6 +167,49 @@ class Runs:
             for path in self._scratch.iterdir():
                 if not any(path.name.startswith(name) for name in names) and _is_old(path):
                     path.unlink()
+
+
+class StagedRun:
+    """A run that a task has just written and no commit names yet."""
+
+    def __init__(self, root: Place, file: StagedFile) -> None:
+        self.file = file
+        self._place = root / file.path
+        self._plain = plain_columns(self._place.path, KEYS) if root.is_local else None
+
+    def first_words(self) -> Int64s:
+        """The first words of its keys, in order."""
+        if self._plain is not None:
+            return self._plain[0].all()
+        return cast("Int64s", read_parquet(self._place, ["key_high"])["key_high"].to_numpy())
+
+    def rows(self, rows: Int64s) -> pa.Table:
+        """Some of its rows, in the order of SEEN."""
+        if not len(rows):
+            return SEEN.empty_table()
+        known = {"batch": pa.array(np.full(len(rows), self.file.batch_max))}
+        if self._plain is not None:
+            known |= {name: pa.array(c.take(rows)) for name, c in zip(KEYS, self._plain, strict=True)}
+        unknown = [name for name in SEEN.names if name not in known]
+        local = self._place.is_local
+        with pq.ParquetFile(
+            self._place.inside, filesystem=self._place.filesystem, memory_map=local, pre_buffer=not local,
+            read_dictionary=["partition"],
+        ) as parquet:  # fmt: skip
+            table = parquet.read(columns=unknown, use_threads=False).take(pa.array(rows))
+        return pa.table(
+            [known[name] if name in known else table[name].cast(SEEN.field(name).type) for name in SEEN.names],
+            schema=SEEN,
+        )
+
+    def erase(self, rows: Int64s, payload: Int64s) -> bool:
+        """Let some of its rows, with these payloads, say that they did not count after all.
+
+        False where it cannot be changed, and is as it was.
+        """
+        return self._place.is_local and overwrite(
+            self._place.path, "payload", rows, before=payload, after=DID_NOT_COUNT
+        )
 
 
 def _range_of(file: pq.ParquetFile, name: str) -> tuple[int, int]:

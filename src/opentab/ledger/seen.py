@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from opentab.keys import ordered
 from opentab.ledger.files import StagedFile, staged_writer
 from opentab.ledger.plain import GROUP_ROWS_MAX
 from opentab.place import Place
@@ -24,7 +25,8 @@ from opentab.records import SEEN, with_dictionaries
 # A run as it is written: of partitions there are few.
 RUN = with_dictionaries(SEEN, ["partition"])
 ROW_GROUP_ROWS = GROUP_ROWS_MAX  # a receipt reads one
-TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and never has more runs
+TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and has no more runs
+BEHIND_RUNS = 64  # unless the pipeline is behind: a merge takes from it what many a look into more runs does not
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
 
 
@@ -36,8 +38,8 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def sorted_run(table: pa.Table) -> pa.Table:
-    """Rows of the schema SEEN in the order of a run."""
-    order = np.argsort(table["key_high"].to_numpy(), kind="stable")
+    """Rows of the schema SEEN, or RUN, in the order of a run."""
+    order, _ = ordered(table["key_high"].to_numpy())
     return table.take(pa.array(order))
 
 
@@ -51,15 +53,16 @@ def stage_run(root: Place, tables: Iterator[pa.Table], *, run: str, batches: tup
     return staged if staged.rows else None
 
 
-def tiers_to_merge(files: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def tiers_to_merge(files: Sequence[dict[str, Any]], *, is_behind: bool = False) -> list[list[dict[str, Any]]]:
     """Which runs are to become one: all of a tier that has too many."""
+    runs_max = BEHIND_RUNS if is_behind else TIER_RUNS
     tiers: dict[int, list[dict[str, Any]]] = {}
     for file in files:
         tier = 0
         while file["num_records"] >= TIER_ROWS * TIER_RUNS**tier:
             tier += 1
         tiers.setdefault(tier, []).append(file)
-    return [chosen for chosen in tiers.values() if len(chosen) >= TIER_RUNS]
+    return [chosen for chosen in tiers.values() if len(chosen) >= runs_max]
 
 
 def merged_runs(
@@ -72,15 +75,14 @@ def merged_runs(
 
 def _slices(root: Place, files: Sequence[dict[str, Any]], forgotten_us: int | None) -> Iterator[pa.Table]:
     """The rows of all runs in order, one range of keys after the other."""
-    parquets = [
-        pq.ParquetFile((root / file["path"]).inside, filesystem=(root / file["path"]).filesystem) for file in files
-    ]
+    places = [root / file["path"] for file in files]
+    parquets = [pq.ParquetFile(p.inside, filesystem=p.filesystem, read_dictionary=["partition"]) for p in places]
     rows = sum(file["num_records"] for file in files)
     slices = rows // SLICE_ROWS + 1
     bounds = [-(2**63) + 2**64 * number // slices for number in range(slices)] + [2**63]
     try:
         for low, high in pairwise(bounds):
-            table = pa.concat_tables([rows_between(file, low, high) for file in parquets])
+            table = pa.concat_tables([rows_between(file, low, high) for file in parquets]).unify_dictionaries()
             if forgotten_us is not None:
                 table = table.filter(pc.greater_equal(table["arrived_us"], forgotten_us))
             yield sorted_run(table)
@@ -97,7 +99,7 @@ def rows_between(file: pq.ParquetFile, low: int, high: int) -> pa.Table:
         statistics = file.metadata.row_group(number).column(at).statistics
         if statistics.max >= low and statistics.min < high:
             groups.append(number)
-    table = file.read_row_groups(groups).select(SEEN.names).cast(SEEN) if groups else SEEN.empty_table()
+    table = file.read_row_groups(groups).select(RUN.names).cast(RUN) if groups else RUN.empty_table()
     column = table["key_high"].to_numpy()
     begin, end = np.searchsorted(column, low), len(column) if high > 2**63 - 1 else np.searchsorted(column, high)
     return table.slice(int(begin), int(end) - int(begin))

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.ledger.files import StagedFile, read_parquet, stage
+from opentab.ledger.runs import StagedRun
 from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.source import Portion
 from opentab.pipeline.tally import exact_sum, tally
-from opentab.pipeline.task import Order, Report, runs_of
+from opentab.pipeline.task import Order, Report
 from opentab.records import DID_NOT_COUNT, ENTRY, SEEN
 from opentab.texts import Texts
 
@@ -75,16 +76,16 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
 
     That is so where values differ, where something is reversed, or where the window ends in the midst of the batch.
     """
-    runs = [file for report in reports for file in report.files if file.kind == "seen"]
-    if len(runs) < 2:
+    files = [file for report in reports for file in report.files if file.kind == "seen"]
+    if len(files) < 2:
         return Repeats()
-    known = runs_of(order.journal)
-    firsts = [known.first_words(file) for file in runs]
+    runs = [StagedRun(order.journal, file) for file in files]
+    firsts = [run.first_words() for run in runs]
     words = _shared_words(firsts)
     if not len(words):
         return Repeats()
     rows = [_places_of(words, mine) for mine in firsts]
-    shared = _shared(list(_BESIDE.map(known.rows, runs, rows)), rows, order.forgotten_us)
+    shared = _shared(list(_BESIDE.map(StagedRun.rows, runs, rows)), rows, order.forgotten_us)
     if not len(shared):
         return Repeats()
     refused = {key for report in reports for key in report.refused_reversals}
@@ -109,7 +110,7 @@ def _differ(column: Int64s, starts: Int64s) -> Bools:
 
 
 def _set_right(
-    portion: Portion, order: Order, runs: list[StagedFile], shared: _Shared, losers: Int64s
+    portion: Portion, order: Order, runs: list[StagedRun], shared: _Shared, losers: Int64s
 ) -> Repeats | None:
     lines = portion.lines([shared.places[at] for at in losers.tolist()])
     arrived_us = shared.arrived_us[losers]
@@ -118,24 +119,25 @@ def _set_right(
         return None
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
-    gone = {file: losers[shared.run[losers] == number] for number, file in enumerate(runs)}
-    gone = {file: some for file, some in gone.items() if len(some)}
-    anew = list(_BESIDE.map(partial(_without, order, shared), gone, gone.values()))
-    dropped = {file.path for file, other in zip(gone, anew, strict=True) if other is not file}
-    files += [other for file, other in zip(gone, anew, strict=True) if other is not None and other is not file]
+    numbers = np.unique(shared.run[losers]).tolist()
+    changed = [runs[number] for number in numbers]
+    gone = [losers[shared.run[losers] == number] for number in numbers]
+    anew = list(_BESIDE.map(partial(_without, order, shared), changed, gone))
+    dropped = {run.file.path for run, file in zip(changed, anew, strict=True) if file is not run.file}
+    files += [file for run, file in zip(changed, anew, strict=True) if file is not None and file is not run.file]
     return Repeats(events, entries.num_rows, dropped, files)
 
 
-def _without(order: Order, shared: _Shared, file: StagedFile, gone: Int64s) -> StagedFile | None:
+def _without(order: Order, shared: _Shared, run: StagedRun, gone: Int64s) -> StagedFile | None:
     """A run of which some rows say that they did not count; one without them, where it cannot be changed.
 
     None where it has no others.
     """
     rows = shared.row[gone]
     # A task's machine that is another one may have seen the run as it was.
-    if order.tasks_are_here and runs_of(order.journal).erase(file, rows, shared.payload[gone]):
-        return file
-    table = read_parquet(order.journal / file.path).select(SEEN.names).cast(SEEN)
+    if order.tasks_are_here and run.erase(rows, shared.payload[gone]):
+        return run.file
+    table = read_parquet(order.journal / run.file.path).select(SEEN.names).cast(SEEN)
     kept = np.ones(table.num_rows, np.bool_)
     kept[rows] = False
     table = table.filter(pa.array(kept))

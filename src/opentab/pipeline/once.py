@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opentab.events import Reason
-from opentab.keys import key_of
+from opentab.keys import key_of, ordered
 from opentab.ledger.marks import Marks, Words
 from opentab.ledger.narrow import Narrow
 from opentab.ledger.plain import Column
@@ -25,9 +25,6 @@ Bools = npt.NDArray[np.bool_]
 
 COUNTS, DUPLICATE, CONFLICT = 0, 1, 2
 NEVER_US = -(2**63)
-
-_SIGN = np.uint16(1 << 15)
-_WRONG_MAX = 1_000  # hashes that are put right one by one; more of them come of nobody's chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +124,6 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
         walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us)
         walk.through(order[slow], {int(order[at]): last.at(at) for at in np.flatnonzero(slow).tolist()})
     return Settled(state, first_batch, refused, order, high, low)
-
-
-def ordered(hashes: Int64s) -> tuple[Int64s, Int64s]:
-    """The places of hashes in their order, and the hashes in it; equal ones stay as they stand.
-
-    Numbers of 16 bits are sorted by counting. So hashes are sorted by their second 16 bits and then by their first,
-    and the few that are alike in both are put right: that takes as long on every processor, and on some a third of
-    what it takes to sort numbers of 64 bits.
-    """
-    second, first = ((hashes >> shift).astype(np.uint16) for shift in (32, 48))
-    first ^= _SIGN  # negative ones come first
-    order: Int64s = np.argsort(second, kind="stable")
-    order = order.take(np.argsort(first.take(order), kind="stable"))
-    found = hashes.take(order)
-    wrong = np.flatnonzero(found[1:] < found[:-1])
-    if len(wrong) > _WRONG_MAX:
-        order = np.argsort(hashes, kind="stable")
-        return order, hashes.take(order)
-    begins = found >> 32
-    alike = np.unique(begins[wrong])
-    for begin, end in zip(np.searchsorted(begins, alike), np.searchsorted(begins, alike, "right"), strict=True):
-        right = begin + np.argsort(found[begin:end], kind="stable")
-        order[begin:end], found[begin:end] = order[right], found[right]
-    return order, found
 
 
 def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_us: int | None) -> Last:

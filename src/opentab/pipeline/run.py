@@ -141,7 +141,7 @@ class Pipeline:
         self._stop.wait(RETRY_SECONDS)
 
     def _run_spark(self, lock: HomeLock) -> None:
-        self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id)
+        self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id, is_behind=lambda: self._unread > 0)
         self._delivery = delivery = Delivery(self.home)
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from opentab.config import Home
 from opentab.errors import OpentabError
@@ -21,10 +22,11 @@ PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 class Upkeep:
     """A thread that works whenever enough batches have come in, and never holds one up."""
 
-    def __init__(self, home: Home, closer: Closer, *, run: str) -> None:
+    def __init__(self, home: Home, closer: Closer, *, run: str, is_behind: Callable[[], bool]) -> None:
         self._home = home
         self._closer = closer
         self._run = run
+        self._is_behind = is_behind
         self._wake = threading.Event()
         self._pause = threading.Event()
         self._stopping = False
@@ -81,7 +83,7 @@ class Upkeep:
         journal = Journal.open(self._home.ledger, self._home.identity)
         if journal is None:
             return
-        keep_up(journal, self._home, self._closer, run=self._run)
+        keep_up(journal, self._home, self._closer, run=self._run, is_behind=self._is_behind())
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()
             invoices = Invoices.open(self._home.ledger)
@@ -90,13 +92,14 @@ class Upkeep:
             self._swept = time.monotonic()
 
 
-def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str) -> None:
+def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str, is_behind: bool = False) -> None:
     """Issue what is due, compact if there are many files, and write the balances if the last ones are old.
 
-    The order matters: a closing stands on balances that are older than its position.
+    What can wait does while the pipeline is behind. The order matters: a closing stands on balances that are older
+    than its position.
     """
     issued = closer.close_due(journal)
-    journal.compact(run=run, files_max=home["pipeline.compact_files"])
+    journal.compact(run=run, files_max=home["pipeline.compact_files"], is_behind=is_behind)
     snapshot = balances.latest(home.ledger)
     age = journal.position - snapshot.batch
     closed = any(result.due.closed for result in issued)
