@@ -27,7 +27,7 @@ from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, ordered, payloads_of
-from opentab.ledger import runs, seen
+from opentab.ledger import plain, runs, seen
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
 from opentab.ledger.marks import Words, marks_of
@@ -362,13 +362,15 @@ def test_numbers_are_found_where_they_lie(numbers: list[int], strange: list[int]
     with TemporaryDirectory() as directory:
         path = Path(directory) / "a.parquet"
         table = pa.table({"other": held[::-1], "key": held})
-        plain = {"compression": "none", "use_dictionary": False, "write_statistics": ["key"]}
-        pq.write_table(table, path, row_group_size=group_rows, **plain)
+        ways = {"compression": "none", "use_dictionary": False, "write_statistics": ["key"]}
+        pq.write_table(table, path, row_group_size=group_rows, **ways)
         other, key = plain_columns(path, ["other", "key"]) or ()
         assert len(key) == len(held)
         assert np.array_equal(key.all(), held)
         assert np.array_equal(other.take(np.arange(len(held))), held[::-1])
-        assert np.array_equal(key.searchsorted(asked), np.searchsorted(held, asked))
+        for copied in (0, len(held)):
+            with patch.object(plain, "COPIED_ROWS_MAX", copied):
+                assert np.array_equal(key.searchsorted(asked), np.searchsorted(held, asked))
 
 
 @pytest.mark.parametrize(
@@ -383,8 +385,8 @@ def test_numbers_are_found_where_they_lie(numbers: list[int], strange: list[int]
 )
 def test_what_does_not_lie_there_plainly_is_not_read_so(tmp_path: Path, written: dict[str, object]) -> None:
     path = tmp_path / "a.parquet"
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 999}
-    pq.write_table(pa.table({"payload": np.arange(20_000) * 7}), path, **(plain | written))
+    ways = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 999}
+    pq.write_table(pa.table({"payload": np.arange(20_000) * 7}), path, **(ways | written))
     assert plain_columns(path, ["payload"]) is None
 
 
@@ -420,8 +422,8 @@ def test_numbers_in_a_staged_file_are_changed_where_they_lie(tmp_path: Path) -> 
 def test_what_does_not_lie_there_plainly_is_not_touched(tmp_path: Path, written: dict[str, object]) -> None:
     numbers = np.arange(10_000) * 7
     path = tmp_path / "a.parquet"
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    pq.write_table(pa.table({"payload": numbers}), path, **(plain | written))
+    ways = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"payload": numbers}), path, **(ways | written))
     before = path.read_bytes()
     rows = np.array([1, 9_000])
     assert not overwrite(path, "payload", rows, before=numbers[rows], after=0)

@@ -38,12 +38,12 @@ OWN_MONTH = "(year(day) * 12 + month(day) - 1)"
 PERIOD_OF_MONTH = "printf('%04d-%02d', own_month // 12, own_month % 12 + 1)"
 
 BILLED = f"""
-    select e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at,
-           case when p.end_us <= b.final_before_us then b.watermark_period else p.period end as period
+    select {{columns}}, case when p.end_us <= b.final_before_us then b.watermark_period else p.period end as period
     from {{entries}} e
     join batch_facts b on b.batch = e.batch
     join period_ends p on p.own_month = {OWN_MONTH.replace("day", "e.day")}
 """
+ENTRY_COLUMNS = "e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at"
 
 
 def connect(*, threads: int | None = None, memory_limit: str | None = None) -> duckdb.DuckDBPyConnection:
@@ -61,13 +61,22 @@ def connect(*, threads: int | None = None, memory_limit: str | None = None) -> d
 def register(
     connection: duckdb.DuckDBPyConnection, journal: Journal, calendar: Calendar, *, after: int, upto: int
 ) -> None:
-    """Give the connection the view `billed`: entries with the period that they are billed in."""
+    """Give the connection the view `billed`: entries with the period that they are billed in.
+
+    And the view `billed_days`: the same for the days of each batch, which are few.
+    """
     before = journal.batches(after=after - 1, upto=upto) if after else journal.batches(upto=upto)
     connection.register("entries_since", journal.entries(after=after, upto=upto))
     connection.register("batch_facts", batch_facts(before, calendar))
-    months = connection.execute(f"select distinct {OWN_MONTH} from entries_since").fetchall()
+    connection.execute("create or replace temp table days as select distinct batch, day from entries_since")
+    months = connection.execute(f"select distinct {OWN_MONTH} from days").fetchall()
     connection.register("period_ends", period_ends([month for (month,) in months], calendar))
-    connection.execute(f"create or replace temp view billed as {BILLED.format(entries='entries_since')}")
+    for name, entries, columns in (
+        ("billed", "entries_since", ENTRY_COLUMNS),
+        ("billed_days", "days", "e.batch, e.day"),
+    ):
+        query = BILLED.format(entries=entries, columns=columns)
+        connection.execute(f"create or replace temp view {name} as {query}")
 
 
 def period_ends(own_months: Sequence[int], calendar: Calendar) -> pa.Table:

@@ -117,7 +117,8 @@ class Closing:
 
     def periods(self) -> list[Period]:
         """The periods that anything is billed in, less those that were final at the snapshot."""
-        found = self.connection.execute("select distinct period from used order by 1").fetchall()
+        periods = "select period from snapshot union select period from billed_days order by 1"
+        found = self.connection.execute(periods).fetchall()
         return [period for (period,) in found]
 
     def row_count(self) -> int:

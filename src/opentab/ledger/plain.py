@@ -19,6 +19,7 @@ from opentab.disk import write_at
 from opentab.periods import Int64s
 
 GROUP_ROWS_MAX = 16_384  # so many numbers of a row group are one page
+COPIED_ROWS_MAX = 1_000_000  # up to so many it is quicker to copy all of them than to look one by one
 _BYTES = 8
 
 
@@ -55,6 +56,8 @@ class PlainColumn:
 
     def searchsorted(self, words: Int64s, /) -> Int64s:
         """Of a column that is in order, the first row of each that is not below a word."""
+        if self._rows <= COPIED_ROWS_MAX:
+            return self.all().searchsorted(words)
         ends = np.append(self._first_rows[1:], self._rows)
         group = np.maximum(self._firsts.searchsorted(words) - 1, 0)
         low, high = self._first_rows[group], ends[group]
