@@ -165,7 +165,8 @@ class Runs:
         names = {Path(run.path).name for run in runs}
         with suppress(OSError):
             for path in self._scratch.iterdir():
-                if not any(path.name.startswith(name) for name in names) and _is_old(path):
+                run, suffix, _ = path.name.partition(".parquet")
+                if run + suffix not in names and _is_old(path):
                     path.unlink()
 
 
