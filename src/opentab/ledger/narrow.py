@@ -25,9 +25,6 @@ class Narrow:
     least: int
     more: npt.NDArray[np.unsignedinteger]
 
-    def __len__(self) -> int:
-        return len(self.more)
-
     def take(self, rows: Int64s, /) -> Int64s:
         """The numbers in these rows."""
         return self.least + self.more.take(rows).astype(np.int64)

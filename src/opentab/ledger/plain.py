@@ -83,12 +83,13 @@ class PlainColumn:
 
 def plain_columns(path: Path, names: Sequence[str]) -> list[PlainColumn] | None:
     """Columns of a file on the disk, mapped; None where one of them does not lie there plainly."""
-    layouts = _layouts(path, names)
-    if layouts is None:
-        return None
-    mapped = np.asarray(np.memmap(path, np.uint8, mode="r"))
-    columns = [PlainColumn(mapped, *layout) for layout in layouts]
-    return columns if _agree(path, names, columns) else None
+    with pq.ParquetFile(path) as file:
+        layouts = _layouts(file.metadata, names)
+        if layouts is None:
+            return None
+        mapped = np.asarray(np.memmap(path, np.uint8, mode="r"))
+        columns = [PlainColumn(mapped, *layout) for layout in layouts]
+        return columns if _agree(file, names, columns) else None
 
 
 def overwrite(path: Path, column: str, rows: Int64s, *, before: Int64s, after: int) -> bool:
@@ -97,7 +98,7 @@ def overwrite(path: Path, column: str, rows: Int64s, *, before: Int64s, after: i
     False, and nothing is changed, where the values before are not found in their places: the column must lie there
     plainly and have no statistics.
     """
-    layouts = _layouts(path, [column], statistics=False)
+    layouts = _layouts(pq.read_metadata(path), [column], statistics=False)
     if layouts is None:
         return False
     ((first_rows, _, first_bytes),) = layouts
@@ -113,9 +114,10 @@ def overwrite(path: Path, column: str, rows: Int64s, *, before: Int64s, after: i
     return True
 
 
-def _layouts(path: Path, names: Sequence[str], *, statistics: bool = True) -> list[tuple[Int64s, int, Int64s]] | None:
+def _layouts(
+    metadata: pq.FileMetaData, names: Sequence[str], *, statistics: bool = True
+) -> list[tuple[Int64s, int, Int64s]] | None:
     """Of each column the first row of each row group, how many rows there are, and where each group's numbers begin."""
-    metadata = pq.read_metadata(path)
     at = [metadata.schema.names.index(name) for name in names]
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     counts = np.array([group.num_rows for group in groups], np.int64)
@@ -132,14 +134,13 @@ def _layouts(path: Path, names: Sequence[str], *, statistics: bool = True) -> li
     return layouts
 
 
-def _agree(path: Path, names: Sequence[str], columns: Sequence[PlainColumn]) -> bool:
+def _agree(file: pq.ParquetFile, names: Sequence[str], columns: Sequence[PlainColumn]) -> bool:
     """Whether the largest row group says the same to one who reads it by the book: no other has more pages."""
-    with pq.ParquetFile(path) as file:
-        counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
-        if not counts:
-            return True
-        largest = counts.index(max(counts))
-        table = file.read_row_group(largest, list(names), use_threads=False)
+    counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    if not counts:
+        return True
+    largest = counts.index(max(counts))
+    table = file.read_row_group(largest, list(names), use_threads=False)
     pairs = zip(names, columns, strict=True)
     return all(np.array_equal(column.group(largest), table[name].to_numpy()) for name, column in pairs)
 

@@ -40,7 +40,7 @@ SCRATCH_SECONDS = 3_600
 
 
 class Columns(NamedTuple):
-    """A run's columns, sorted by `key_high`."""
+    """What counted before, of one run: rows sorted by the key's first word. The columns may lie in files."""
 
     key_high: Column
     key_low: Column

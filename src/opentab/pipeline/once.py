@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from opentab.events import Reason
 from opentab.keys import key_of, ordered
-from opentab.ledger.marks import Marks, Words
-from opentab.ledger.narrow import Narrow
-from opentab.ledger.plain import Column
+from opentab.ledger.marks import Words
+from opentab.ledger.runs import Columns
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
 from opentab.records import DID_NOT_COUNT
@@ -25,18 +24,6 @@ Bools = npt.NDArray[np.bool_]
 
 COUNTS, DUPLICATE, CONFLICT = 0, 1, 2
 NEVER_US = -(2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What counted before: rows sorted by the key's first word. The columns may lie in files."""
-
-    key_high: Column
-    key_low: Column
-    payload: Column
-    arrived_us: Column | Narrow
-    batch: Column | Narrow
-    marks: Marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +76,9 @@ class Settled:
         return bool((self.state == CONFLICT).any())
 
 
-def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int, forgotten_us: int | None) -> Settled:
+def settle(
+    asking: Asking, known: Sequence[Columns], *, batch: int, window_us: int, forgotten_us: int | None
+) -> Settled:
     """Decide what becomes of each event.
 
     1. what is known of its key from earlier batches, 2. keys that come once, 3. keys that come again in this batch,
@@ -126,7 +115,7 @@ def settle(asking: Asking, known: Sequence[Known], *, batch: int, window_us: int
     return Settled(state, first_batch, refused, order, high, low)
 
 
-def last_known(high: Int64s, low: Int64s, known: Iterable[Known], *, forgotten_us: int | None) -> Last:
+def last_known(high: Int64s, low: Int64s, known: Iterable[Columns], *, forgotten_us: int | None) -> Last:
     """The last event of each key that counted and is not forgotten; `high` is sorted."""
     arrived_us = np.full(len(high), NEVER_US, np.int64)
     payload = np.zeros(len(high), np.int64)
@@ -249,7 +238,7 @@ class _Walk:
     """Goes through events in their order, knowing at each moment what has counted."""
 
     def __init__(
-        self, asking: Asking, known: Sequence[Known], state: npt.NDArray[np.int8], first_batch: Int64s,
+        self, asking: Asking, known: Sequence[Columns], state: npt.NDArray[np.int8], first_batch: Int64s,
         refused: dict[int, Reason], batch: int, window_us: int, forgotten_us: int | None,
     ) -> None:  # fmt: skip
         self._asking = asking
@@ -315,7 +304,7 @@ class _Walk:
 
 
 def lookup(
-    keys: Iterable[tuple[int, int]], known: Iterable[Known], *, forgotten_us: int | None
+    keys: Iterable[tuple[int, int]], known: Iterable[Columns], *, forgotten_us: int | None
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Arrival, payload and batch of the last event of each key that counted."""
     ordered = sorted(set(keys))

@@ -28,7 +28,7 @@ from opentab.pipeline.chunk import Chunk
 from opentab.pipeline.decode import Decoded, decode
 from opentab.pipeline.exact import Refusal
 from opentab.pipeline.form import BLOCK_LINES
-from opentab.pipeline.once import Known, settle
+from opentab.pipeline.once import settle
 from opentab.pipeline.tally import exact_sum, tally
 from opentab.place import Place
 from opentab.records import REJECTION
@@ -235,7 +235,7 @@ class _Work:
     def _count_once(self) -> list[Decoded]:
         """The events that count. Repeats are counted as such, conflicts rejected, and what was seen is staged."""
         asked = [Asked(decoded, chunks) for decoded, chunks in self.decoded]
-        known = [Known(*columns) for columns in runs_of(self.order.journal).load(self.order.runs)]
+        known = runs_of(self.order.journal).load(self.order.runs)
         asking = asking_of(asked)
         settled = settle(
             asking,
