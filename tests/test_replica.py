@@ -33,7 +33,7 @@ from opentab.replica import row as row_module
 from opentab.replica import tops as tops_module
 from opentab.replica.facts import facts_of
 from opentab.replica.follower import Follower, is_whole
-from opentab.replica.names import in_order
+from opentab.replica.names import Listed, in_order, merge, order_of
 from opentab.replica.row import Rows, read_row, summed
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot, Store
 from opentab.replica.tops import Tops, found_anew, take_in, too_few
@@ -185,7 +185,7 @@ def test_replicas_at_any_speed_say_what_the_journal_says(
 )
 def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, int]]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {"TOP": 3, "KEPT_MAX": 8, "KEPT_AFTER": 5}.items():
+        for name, value in {"TOP": 3, "KEPT_MAX": 8, "KEPT_AFTER": 5, "STRIDE": 2}.items():
             patched.setattr(tops_module, name, value)
         totals: dict[str, int] = {}
         tops = Tops(members={})
@@ -193,7 +193,8 @@ def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, in
             new = {f"c{number:02d}": micros for number, micros in round_}
             totals |= new
             names = sorted(new)
-            take_in(tops, [name.encode() for name in names], cells([new[name] for name in names])["sum"])
+            listed = Listed(pa.array([name.encode() for name in names], pa.binary()))
+            take_in(tops, listed, cells([new[name] for name in names])["sum"])
             if too_few(tops):
                 tops = found_anew(totals.items())
             ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:3]
@@ -484,6 +485,29 @@ def test_names_of_one_size_come_in_order_and_some_of_their_rows_as_well(
     assert some.names.to_pylist() == sorted(set(some.names.to_pylist()))
 
 
+@settings(max_examples=300)
+@given(st.sets(names, max_size=30), st.sets(names, max_size=30), st.text("pq", max_size=10))
+def test_new_names_are_put_between_those_that_are_known(known: set[str], new: set[str], prefix: str) -> None:
+    """Also where all of them are new, none is, or there are none."""
+    one, other = (sorted(f"{prefix}{name}\0".encode() for name in some) for some in (known, new))
+    found = merge(pa.array(one, pa.binary()), pa.array(other, pa.binary()))
+    together = found.names.to_pylist()
+    assert together == sorted({*one, *other})
+    assert [together[at] for at in found.known_at.tolist()] == one
+    assert [together[at] for at in found.new_at.tolist()] == other
+
+
+@given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 300).map(lambda n: n << 20 | 7)), max_size=50))
+def test_words_are_put_in_order_and_equal_ones_stay(words: list[int]) -> None:
+    assert order_of(np.array(words, np.uint64)).tolist() == sorted(range(len(words)), key=words.__getitem__)
+
+
+def test_names_are_listed_out_of_the_middle_of_an_array() -> None:
+    listed = Listed(pa.array([b"before", b"ann", b"", b"bob", b"behind"])[1:-1])
+    assert [listed[at] for at in range(len(listed))] == [b"ann", b"", b"bob"]
+    assert len(Listed(pa.array([], pa.binary()))) == 0
+
+
 def rows_of(uses: list[tuple[int, int, int]], columns: int) -> Rows:
     """A row for each customer: one entry in one column."""
     amounts = cells([micros for _, micros, _ in uses])["sum"]
@@ -523,7 +547,9 @@ def test_blocks_are_cut_and_grow_and_hold_every_customer(
                     row[place % columns][0] += micros
                     row[place % columns][1] += events
                 ordered = sorted(uses)
-                now, new = blocks.add(change, b"2026-01", ordered, rows_of([uses[c] for c in ordered], columns))
+                now, new = blocks.add(
+                    change, b"2026-01", pa.array(ordered), rows_of([uses[c] for c in ordered], columns)
+                )
                 assert new == len(wanted) - known
                 totals = [sum(micros for micros, _ in wanted[customer]) for customer in ordered]
                 assert [micros_of(total) for total in now.totals()] == totals
@@ -559,7 +585,7 @@ def test_counts_that_leave_thirty_bits_are_wide() -> None:
 def test_a_block_that_lost_names_or_rows_is_damaged(tmp_path: Path) -> None:
     store = Store(tmp_path, writable=True)
     with store.write() as change:
-        blocks.add(change, b"2026-01", [b"ann", b"bob"], rows_of([(0, 5, 1), (1, 7, 1)], 3))
+        blocks.add(change, b"2026-01", pa.array([b"ann", b"bob"]), rows_of([(0, 5, 1), (1, 7, 1)], 3))
     with store.read() as snapshot:
         (value,) = (value for _, value in snapshot.scan("customers", b""))
     store.close()

@@ -19,13 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from opentab.errors import ReplicaDamaged
 from opentab.replica import row
-from opentab.replica.names import in_order
+from opentab.replica.names import Listed, evenly, merge
 from opentab.replica.row import Rows
 from opentab.replica.store import Buffer, Change, Snapshot
 from opentab.replica.wide import micros_of
+from opentab.texts import Texts
 
 TABLE = "customers"
 BLOCK = 128  # customers, when one is cut
@@ -85,31 +87,27 @@ def sum_of(value: bytes) -> tuple[int, int]:
     return sum(map(micros_of, rows.totals())), int(rows.events().sum())
 
 
-def add(change: Change, period: bytes, names: Sequence[bytes], added: Rows) -> tuple[Rows, int]:
-    """Add a row to that of each customer. Names are sorted and different.
+def add(change: Change, period: bytes, names: pa.Array, added: Rows) -> tuple[Rows, int]:
+    """Add a row to that of each customer. Names are bytes, sorted and different.
 
     Returns the rows as they are now, and how many customers are new.
     """
-    touched = _touched(change, period, names, added.columns)
+    touched = _touched(change, period, Listed(names), added.columns)
     known = _names([block.text for _, block, _ in touched])
     rows = _side_by_side([block for _, block, _ in touched], added.columns)
-    merged = in_order(pa.concat_arrays([known, _names([BETWEEN.join(names), BETWEEN])]), nearly=True)
-    at = np.empty(len(known) + len(names), np.int64)
-    at[merged.rows] = merged.name_at
-    known_at, new_at = at[: len(known)], at[len(known) :]
+    merged = merge(known, _ended(names))
     count = len(merged.names)
     if count > len(known):
-        table = Rows.blank(count, added.columns, is_wide=rows.is_wide)
-        table.put(known_at, rows)
+        table = rows.spread(merged.known_at, count)
     else:
         table = rows
-    now = row.added(table.at(new_at), added)
+    now = row.added(table.at(merged.new_at), added)
     if now.is_wide:
         table = table.widened()
-    table.put(new_at, now)
+    table.put(merged.new_at, now)
     # A block begins with the first of its rows that were there, or with the first of the new ones before it.
     firsts = np.cumsum([(0, 0), *((block.customers, own) for _, block, own in touched)], axis=0)[:-1]
-    bounds = np.minimum(np.append(known_at, count)[firsts[:, 0]], new_at[firsts[:, 1]]).tolist()
+    bounds = np.minimum(np.append(merged.known_at, count)[firsts[:, 0]], merged.new_at[firsts[:, 1]]).tolist()
     keys = [key for key, _, _ in touched]
     change.put(TABLE, list(_cut(period, keys, [*bounds, count], table, merged.names)))
     return now, count - len(known)
@@ -141,7 +139,7 @@ class Block(NamedTuple):
         return Rows.read(self.words, self.columns, is_wide=self.is_wide)
 
 
-def _touched(change: Change, period: bytes, names: Sequence[bytes], columns: int) -> list[tuple[bytes, Block, int]]:
+def _touched(change: Change, period: bytes, names: Listed, columns: int) -> list[tuple[bytes, Block, int]]:
     """The blocks that some names belong to, each with its key and how many of the names."""
     found, at = [], 0
     empty = Block(0, columns, False, memoryview(b""), memoryview(b""))
@@ -149,7 +147,10 @@ def _touched(change: Change, period: bytes, names: Sequence[bytes], columns: int
     while at < len(names):
         known = first(period + names[at])
         key, block = (known[0], Block.read(known[1])) if known else (period + END, empty)
-        past = bisect_right(names, key[len(period) :], at)
+        last, near = key[len(period) :], min(at + BLOCK_MAX, len(names))
+        past = bisect_right(names, last, at, near)
+        if past == near:  # many new ones
+            past = bisect_right(names, last, near)
         found.append((key, block, past - at))
         at = past
     return found
@@ -161,6 +162,17 @@ def _names(texts: Sequence[memoryview | bytes]) -> pa.Array:
     past = np.flatnonzero(np.frombuffer(text, np.uint8) == 0) + 1
     offsets = np.append(0, past).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(past), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+
+
+def _ended(names: pa.Array) -> pa.Array:
+    """The same names, each with the byte behind it."""
+    texts = Texts.of_array(names)
+    size = texts.even_size
+    if size is None:
+        return pc.binary_join_element_wise(names, b"", BETWEEN)
+    ended = np.zeros((len(texts), size + len(BETWEEN)), np.uint8)
+    ended[:, :size] = texts.data[: len(texts) * size].reshape(-1, size)
+    return evenly(ended)
 
 
 def _side_by_side(blocks: Sequence[Block], columns: int) -> Rows:

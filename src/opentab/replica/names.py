@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from opentab.periods import Int64s
@@ -33,6 +34,30 @@ class Names:
         return Names(self.names.take(pa.array(name_at[begins])), self.rows[mask], begins)
 
 
+class Listed:
+    """The names of an array of bytes, each made when somebody asks for it: of many, few are asked for."""
+
+    def __init__(self, names: pa.Array) -> None:
+        first, past = names.offset, names.offset + len(names)
+        self._edges = memoryview(names.buffers()[1]).cast("i")[first : past + 1]
+        self._text = memoryview(names.buffers()[2] or b"")
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(self._text[self._edges[index] : self._edges[index + 1]])
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The names of two arrays together, in order, and where those of each stand among them."""
+
+    names: pa.Array
+    known_at: Int64s
+    new_at: Int64s
+
+
 def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
     """Put rows into the order of their customers' names. No name holds a byte 0, unless all of them end in one.
 
@@ -41,7 +66,7 @@ def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
     texts = Texts.of_array(customers)
     prefix = _prefix(texts)
     word = _word(texts, prefix)
-    rows = np.argsort(word, kind="stable" if nearly else None)
+    rows = np.argsort(word, kind="stable") if nearly else order_of(word)
     word = word[rows]
     same: Bools = word[1:] == word[:-1]
     if int(texts.size.max(initial=0)) > prefix + WORD:
@@ -51,14 +76,80 @@ def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
     return Names(_taken(customers, texts, rows[begins]), rows, begins)
 
 
+def merge(known: pa.Array, names: pa.Array) -> Merged:
+    """Put names between those that are known. Each array has different names, in order, that all end in a byte 0."""
+    both = pa.concat_arrays([known, names])
+    if not (len(known) and len(names)):
+        return Merged(both, np.arange(len(known)), np.arange(len(names)))
+    texts = Texts.of_array(both)
+    # What the first and the last begin with, all between them do.
+    prefix = _alike_bytes(min(texts[0], texts[len(known)]), max(texts[len(known) - 1], texts[len(both) - 1]))
+    if int(texts.size.max()) - 1 > prefix + WORD:
+        ordered = in_order(both, nearly=True)
+        at = np.empty(len(both), np.int64)
+        at[ordered.rows] = ordered.name_at
+        return Merged(ordered.names, at[: len(known)], at[len(known) :])
+    word = _word(texts, prefix)
+    before, own = word[: len(known)], word[len(known) :]
+    place = np.searchsorted(before, own)
+    is_new = before.take(place, mode="clip") != own
+    if not is_new.any():
+        return Merged(known, np.arange(len(known)), place)
+    shift = np.cumsum(np.bincount(place[is_new], minlength=len(known)))[: len(known)]
+    known_at, new_at = np.arange(len(known)) + shift, place + np.cumsum(is_new) - is_new
+    rows = np.empty(len(known) + int(is_new.sum()), np.int64)
+    rows[known_at] = np.arange(len(known))
+    rows[new_at[is_new]] = len(known) + np.flatnonzero(is_new)
+    return Merged(_taken(both, texts, rows), known_at, new_at)
+
+
+def _alike_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes two names begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (mine, its) in enumerate(pairs) if mine != its), min(len(one), len(other)))
+
+
+def order_of(words: UInt64s) -> Int64s:
+    """The places of words in their order; equal ones stay as they stand.
+
+    Bits that are the same in all of them tell nothing, and of digits that is every second. What is left is sorted
+    by counting, 16 bits at a time.
+    """
+    key, bits = _squeezed(words)
+    order: Int64s = np.argsort(key.astype(np.uint16), kind="stable")
+    for shift in range(16, bits, 16):
+        part = (key >> np.uint64(shift)).astype(np.uint16)
+        order = order.take(np.argsort(part.take(order), kind="stable"))
+    return order
+
+
+def _squeezed(words: UInt64s) -> tuple[UInt64s, int]:
+    """The same words without the bits that all of them share, and how many bits are left. It keeps their order."""
+    differing = int(np.bitwise_or.reduce(words) ^ np.bitwise_and.reduce(words)) if len(words) else 0
+    found, size, shift = np.zeros(len(words), np.uint64), 0, 0
+    while differing >> shift:
+        if not differing >> shift & 1:
+            shift += 1
+            continue
+        run = (~(differing >> shift) & -~(differing >> shift)).bit_length() - 1  # bits side by side that differ
+        found |= ((words >> np.uint64(shift)) & np.uint64((1 << run) - 1)) << np.uint64(size)
+        size, shift = size + run, shift + run
+    return found, size
+
+
 def _taken(customers: pa.Array, texts: Texts, rows: Int64s) -> pa.Array:
     """Some of the names as bytes. Those of one size are taken as pieces of memory, which is many times quicker."""
     size = texts.even_size
     if not size:
         return customers.cast(pa.binary()).take(pa.array(rows))
-    pieces = texts.data[: len(texts) * size].view(f"V{size}").take(rows)
-    offsets = np.arange(0, len(pieces) * size + 1, size, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(pieces), [None, pa.py_buffer(offsets), pa.py_buffer(pieces)])
+    return evenly(texts.data[: len(texts) * size].view(f"V{size}").take(rows).view(np.uint8).reshape(-1, size))
+
+
+def evenly(lines: npt.NDArray[np.uint8]) -> pa.Array:
+    """Lines of as many bytes each, as an array of them."""
+    count, size = lines.shape
+    offsets = np.arange(0, count * size + 1, size, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
 
 
 def _prefix(texts: Texts) -> int:
@@ -74,8 +165,8 @@ def _prefix(texts: Texts) -> int:
 def _word(texts: Texts, column: int) -> UInt64s:
     """The eight bytes from a column on as a number that orders as they do; what is beyond a name is 0."""
     size = texts.even_size
-    if size is not None and size > column:
-        words = texts.words[texts.start + column] & _MASKS[min(size - column, WORD)]
+    if size is not None and size > column:  # they lie side by side, as they do in an array
+        words = texts.words[column::size][: len(texts)] & _MASKS[min(size - column, WORD)]
     else:
         there = np.clip(texts.size - column, 0, WORD)
         words = texts.words[np.minimum(texts.start + column, texts.end)] & _MASKS[there]

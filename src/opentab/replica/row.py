@@ -55,6 +55,16 @@ class Rows:
         words = self.words[index] if isinstance(index, slice) else self.words.take(index, axis=0)
         return Rows(words, self.columns, self.is_wide)
 
+    def spread(self, index: Ints, count: int) -> Rows:
+        """So many rows: these in their places, and blank ones between them."""
+        words = np.empty((count, self.words.shape[1]), np.int64)
+        is_blank = np.ones(count, np.bool_)
+        is_blank[index] = False
+        words[is_blank] = Rows.blank(1, self.columns, is_wide=self.is_wide).words
+        found = Rows(words, self.columns, self.is_wide)
+        found.put(index, self)
+        return found
+
     def put(self, index: Ints, rows: Rows) -> None:
         """Set some of them."""
         self._lines()[index] = rows._lines()

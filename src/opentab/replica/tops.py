@@ -8,18 +8,20 @@ anew from all customers.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from opentab.replica.names import Listed
 from opentab.replica.wide import Cells, micros_of
 
 TOP = 1_000  # so many are always known
 KEPT_MAX = 4 * TOP
 KEPT_AFTER = 2 * TOP
-INT64_MIN = -(2**63)
+STRIDE = 256  # names between two that are looked at first
+INT64 = (-(2**63), 2**63 - 1)
 
 
 class Tops(msgspec.Struct):
@@ -34,7 +36,7 @@ class Tops(msgspec.Struct):
         return sorted(found, key=lambda item: _rank(item[1], item[0]))[:TOP]
 
 
-def take_in(tops: Tops, names: Sequence[bytes], totals: Cells) -> None:
+def take_in(tops: Tops, names: Listed, totals: Cells) -> None:
     """Take in new totals of some customers, whose names are sorted."""
     if len(names) > KEPT_MAX:
         _raise_threshold(tops, names, totals)
@@ -81,32 +83,40 @@ def _trim(tops: Tops) -> None:
     tops.threshold = (kept[-1][1], kept[-1][0])
 
 
-def _raise_threshold(tops: Tops, names: Sequence[bytes], totals: Cells) -> None:
+def _raise_threshold(tops: Tops, names: Listed, totals: Cells) -> None:
     """Where many are touched, find out beforehand what it takes to be among them."""
     if not _is_narrow(totals).all():
         return
+    last = _last(tops)
     values = totals["low"].view("<i8")
+    # Who is behind the threshold cannot raise it.
+    at = np.arange(len(values)) if last is None else np.flatnonzero(values >= min(max(-last[0], INT64[0]), INT64[1]))
+    if len(at) < KEPT_AFTER:
+        return
+    values = values[at]
     lowest = np.partition(values, -KEPT_AFTER)[-KEPT_AFTER]
     above = int((values > lowest).sum())
-    customer = names[int(np.flatnonzero(values == lowest)[KEPT_AFTER - above - 1])].decode()
-    new, last = _rank(int(lowest), customer), _last(tops)
+    customer = names[int(at[np.flatnonzero(values == lowest)[KEPT_AFTER - above - 1]])].decode()
+    new = _rank(int(lowest), customer)
     if last is None or new < last:
         tops.members = {name: micros for name, micros in tops.members.items() if _rank(int(micros), name) <= new}
         tops.threshold = (str(lowest), customer)
 
 
-def _near(tops: Tops, names: Sequence[bytes], totals: Cells) -> Iterable[int]:
+def _near(tops: Tops, names: Listed, totals: Cells) -> Iterable[int]:
     """Which of the touched customers can matter: most are far behind the threshold and never were in."""
-    if tops.threshold is None or not INT64_MIN <= int(tops.threshold[0]) < 2**63 or not names:
+    if tops.threshold is None or not INT64[0] <= int(tops.threshold[0]) <= INT64[1] or not len(names):
         return range(len(names))
     values, lowest = totals["low"].view("<i8"), int(tops.threshold[0])
     behind = bisect_right(names, tops.threshold[1].encode())
     far = values < lowest
     far[behind:] |= values[behind:] == lowest
     near = set(np.flatnonzero(~(far & _is_narrow(totals))).tolist())
+    some = [names[at] for at in range(0, len(names), STRIDE)]
     for customer in tops.members:
         name = customer.encode()
-        at = bisect_left(names, name)
+        first = max(0, STRIDE * (bisect_right(some, name) - 1))
+        at = bisect_left(names, name, first, min(first + STRIDE, len(names)))
         if at < len(names) and names[at] == name:
             near.add(at)
     return near
