@@ -30,8 +30,7 @@ from opentab.lab.weight import file_bytes
 from opentab.ledger.journal import Journal
 
 CORES = 2
-BATCH_EVENTS = 770_000  # as many as a batch from the embedded log has
-WARM_UP_EVENTS, WARM_UP_CUSTOMERS = 500_000, 100  # Flink's JVM is warm after so many
+WARM_UP_EVENTS, WARM_UP_CUSTOMERS = 4_000_000, 100  # for Flink's JVM: as many as our two batches of warm-up have
 TOPIC, WARM_UP_TOPIC = "events", "warm-up"
 
 COMMIT, COMMIT_ONCE = "opentab, to commit", "opentab, to commit, dedupe on"
@@ -73,9 +72,11 @@ class Turn:
 
 def bench_peers(
     *, events: int, sizes: Sequence[int], repeats: int, contenders: Sequence[str], json_path: Path | None,
-    work_dir: Path, say: Say, batch_events: int = BATCH_EVENTS,
+    work_dir: Path, say: Say, batch_events: int | None = None,
 ) -> list[Figure]:  # fmt: skip
     """Measure all contenders over topics of so many customers each; write the figures where asked to.
+
+    A batch, ours and Spark's, takes so many events at most; as many as it does by itself where nothing is said.
 
     1. a topic for each number of customers, 2. the contenders in turn, as often as wanted, 3. write JSON
     """
@@ -112,22 +113,24 @@ def _present(contenders: Sequence[str], say: Say) -> tuple[list[str], list[str]]
     return list(contenders), []
 
 
-def _fill(broker: Broker, path: Path, customers: int, events: int, batch_events: int, say: Say) -> Topic:
+def _fill(broker: Broker, path: Path, customers: int, events: int, batch_events: int | None, say: Say) -> Topic:
     """Write a month to a topic, and a small one of few customers for warm-ups."""
     say(f"writing about {events:,} events of {customers:,} customers to a topic")
     warm_up = _home(path / WARM_UP_TOPIC, broker, WARM_UP_TOPIC, dedupe="off")
     few = min(WARM_UP_CUSTOMERS, customers)
     write_month(warm_up, customers=few, events_per_customer=min(events, WARM_UP_EVENTS) // few, id_share=1.0)
-    home = _home(path / TOPIC, broker, TOPIC, dedupe="off")
+    home = _home(path / TOPIC, broker, TOPIC, dedupe="off", batch_events=batch_events)
     outcome = write_month(home, customers=customers, events_per_customer=events // customers, id_share=1.0)
     warm_up_micros = sum(read_bills(warm_up.expected_path).values())
-    return Topic(home, customers, outcome.event_count_planned, warm_up_micros, batch_events)
+    return Topic(home, customers, outcome.event_count_planned, warm_up_micros, home["pipeline.batch_events_max"])
 
 
-def _home(path: Path, broker: Broker, topic: str, *, dedupe: str, batch_events: int = BATCH_EVENTS) -> Home:
+def _home(path: Path, broker: Broker, topic: str, *, dedupe: str, batch_events: int | None = None) -> Home:
     path.mkdir(parents=True)
     text = f'[log]\nuri = "kafka://{broker.address}/{topic}"\n[billing]\ndedupe_window = "{dedupe}"\n'
-    text += f"[kafka]\npartitions = {CORES}\n[pipeline]\nbatch_events_max = {batch_events}\n"
+    text += f"[kafka]\npartitions = {CORES}\n"
+    if batch_events is not None:
+        text += f"[pipeline]\nbatch_events_max = {batch_events}\n"
     (path / config.FILE_NAME).write_text(text, encoding="utf-8")
     return config.load(path)
 
