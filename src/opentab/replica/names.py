@@ -58,15 +58,12 @@ class Merged:
     new_at: Int64s
 
 
-def in_order(customers: pa.Array, *, nearly: bool = False) -> Names:
-    """Put rows into the order of their customers' names. No name holds a byte 0, unless all of them end in one.
-
-    They may be nearly in order: some stretches of them, each in order.
-    """
+def in_order(customers: pa.Array) -> Names:
+    """Put rows into the order of their customers' names. No name holds a byte 0, unless all of them end in one."""
     texts = Texts.of_array(customers)
     prefix = _prefix(texts)
     word = _word(texts, prefix)
-    rows = np.argsort(word, kind="stable") if nearly else order_of(word)
+    rows = order_of(word)
     word = word[rows]
     same: Bools = word[1:] == word[:-1]
     if int(texts.size.max(initial=0)) > prefix + WORD:
@@ -85,7 +82,7 @@ def merge(known: pa.Array, names: pa.Array) -> Merged:
     # What the first and the last begin with, all between them do.
     prefix = _alike_bytes(min(texts[0], texts[len(known)]), max(texts[len(known) - 1], texts[len(both) - 1]))
     if int(texts.size.max()) - 1 > prefix + WORD:
-        ordered = in_order(both, nearly=True)
+        ordered = in_order(both)
         at = np.empty(len(both), np.int64)
         at[ordered.rows] = ordered.name_at
         return Merged(ordered.names, at[: len(known)], at[len(known) :])
