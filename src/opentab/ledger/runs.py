@@ -37,6 +37,7 @@ KEYS = ["key_high", "key_low", "payload"]  # as they lie in a run's file
 FACTS = ["arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 SCRATCH_SECONDS = 3_600
+SWEEP_SECONDS = 60
 
 
 class Columns(NamedTuple):
@@ -59,6 +60,7 @@ class Runs:
         self._scratches = f"opentab-seen-{name}"  # those of this journal begin so
         self._scratch = Path(tempfile.gettempdir()) / f"{self._scratches}-{_boot()}"
         self._loaded: dict[str, Columns] = {}
+        self._swept = -float("inf")
 
     def load(self, runs: Sequence[Run]) -> list[Columns]:
         """The columns of these runs; what is not among them is let go."""
@@ -161,7 +163,10 @@ class Runs:
                         shutil.rmtree(other)
 
     def _sweep(self, runs: Sequence[Run]) -> None:
-        """Remove scratch files of runs that were merged away an hour ago or earlier."""
+        """Remove scratch files of runs that were merged away an hour ago or earlier; now and then will do."""
+        if time.monotonic() - self._swept < SWEEP_SECONDS:
+            return
+        self._swept = time.monotonic()
         names = {Path(run.path).name for run in runs}
         with suppress(OSError):
             for path in self._scratch.iterdir():

@@ -79,7 +79,7 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     files = [file for report in reports for file in report.files if file.kind == "seen"]
     if len(files) < 2:
         return Repeats()
-    runs = [StagedRun(order.journal, file) for file in files]
+    runs = list(_BESIDE.map(partial(StagedRun, order.journal), files))
     firsts = [run.first_words() for run in runs]
     words = _shared_words(firsts)
     if not len(words):
@@ -117,12 +117,13 @@ def _set_right(
     events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
     if len(events.at_us) != len(lines) or (events.identity is not None and events.identity.reversals):
         return None
-    entries = _taken_back(events, order.batch)
-    files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
     numbers = np.unique(shared.run[losers]).tolist()
     changed = [runs[number] for number in numbers]
     gone = [losers[shared.run[losers] == number] for number in numbers]
-    anew = list(_BESIDE.map(partial(_without, order, shared), changed, gone))
+    changing = _BESIDE.map(partial(_without, order, shared), changed, gone)  # meanwhile the entries are made
+    entries = _taken_back(events, order.batch)
+    files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
+    anew = list(changing)
     dropped = {run.file.path for run, file in zip(changed, anew, strict=True) if file is not run.file}
     files += [file for run, file in zip(changed, anew, strict=True) if file is not None and file is not run.file]
     return Repeats(events, entries.num_rows, dropped, files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +71,11 @@ class Asked:
         if settled.all_count:
             none = np.zeros(len(self.asks), np.bool_)
             return Verdict(counts=~none, refused=none, refusals=[], duplicates=0)
-        state = np.zeros(len(self.asks), np.int8)
-        batch = np.zeros(len(self.asks), np.int64)
+        mine = slice(first, first + self.asking_count)
+        state, batch = settled.state[mine], settled.first_batch[mine]
         rows = np.flatnonzero(self.asks)
-        state[rows] = settled.state[first : first + len(rows)]
-        batch[rows] = settled.first_batch[first : first + len(rows)]
+        if len(rows) < len(self.asks):
+            state, batch = _spread(state, rows, len(self.asks)), _spread(batch, rows, len(self.asks))
         why = {int(rows[at - first]): why for at, why in settled.refused.items() if first <= at < first + len(rows)}
         refused = state == CONFLICT
         refused[list(why)] = True
@@ -154,7 +155,8 @@ def seen_run(
         counts = settled.state[order] == COUNTS
         order, high, low = order[counts], high[counts], low[counts]
     names = pa.array(sorted({one.partition for one in asked}), pa.string())
-    partition = pa.DictionaryArray.from_arrays(asking.partition[order], names)
+    of_one = np.zeros(len(order), np.int32)
+    partition = pa.DictionaryArray.from_arrays(of_one if len(names) == 1 else asking.partition[order], names)
     columns = (asking.payload, asking.arrived_us, asking.number, asking.byte)
     payload, arrived_us, number, byte = (column.take(order) for column in columns)
     batches = np.full(len(order), batch, np.int64)
@@ -229,6 +231,13 @@ def _payloads_of_originals(one: Asked) -> dict[int, int]:
         kinds.indices.to_numpy().astype(np.int64),
     )
     return dict(zip(rows, payloads.tolist(), strict=True))
+
+
+def _spread(column: npt.NDArray[Any], rows: Int64s, count: int) -> npt.NDArray[Any]:
+    """A column of so many rows: some have the values of another one, all others are 0."""
+    spread = np.zeros(count, column.dtype)
+    spread[rows] = column
+    return spread
 
 
 def _int64s(numbers: Iterable[int]) -> Int64s:
