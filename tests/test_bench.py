@@ -81,7 +81,7 @@ def test_ratios_are_taken_pair_by_pair() -> None:
     # The machine halves its speed between the pairs: the ratio does not notice.
     few = [a_run((2, 10), (3, 10), (4, 1000)), a_run((4, 10), (6, 10), (8, 1000))]
     many = [a_run((2, 10), (3, 10), (4, 950)), a_run((4, 10), (6, 10), (8, 950))]
-    figures = {figure.name: figure for figure in run_figures(100, few, 1_000_000, many)}
+    figures = {figure.name: figure for figure in run_figures({100: few, 1_000_000: many})}
     ratio = figures["warm throughput, 1,000,000 to 100 customers"]
     assert ratio == Figure(ratio.name, 0.95, "ratio", "≥ 0.9", True, (0.95, 0.95))
     warm = figures["warm throughput, 100 customers"]
@@ -90,7 +90,7 @@ def test_ratios_are_taken_pair_by_pair() -> None:
 
 
 def test_a_log_too_small_to_warm_up_leaves_those_figures_out() -> None:
-    names = [figure.name for figure in run_figures(100, [a_run((5, 10))], 1000, [a_run((5, 10))])]
+    names = [figure.name for figure in run_figures({100: [a_run((5, 10))], 1000: [a_run((5, 10))]})]
     assert not any(name.startswith("warm") for name in names)
     assert "throughput from start, 1,000 to 100 customers" in names
 
@@ -101,7 +101,7 @@ def test_memory_peaks_by_role_and_at_one_moment() -> None:
     peaks.add([(DRIVER, 300), (JVM, 200)])
     assert peaks.bytes_max == {DRIVER: 300, JVM: 500, WORKERS: 110, TOTAL: 710}
     memory = dict.fromkeys((DRIVER, JVM, WORKERS, TOTAL), 64 * MIB)
-    figures = run_figures(100, [a_run((5, 10), memory=memory)], 1000, [a_run((5, 10), memory=memory)])
+    figures = run_figures({100: [a_run((5, 10), memory=memory)]})
     assert Figure("peak memory of JVM, 100 customers", 64, "MiB") in figures
 
 
@@ -117,7 +117,7 @@ def test_memory_of_a_real_process() -> None:
 def test_age_figures() -> None:
     young = Age(100, (20.0, 22.0, 90.0), (9.0,), live_files_max=130, log_files_max=200)
     old = Age(10_000, (21.0, 27.5, 30.0), (9.0,), live_files_max=132, log_files_max=300)
-    figures = {figure.name: figure for figure in age_figures(young, old)}
+    figures = {figure.name: figure for figure in age_figures([young, old])}
     commit = figures["commit, 10,000 to 100 batches"]
     assert (commit.value, commit.goal, commit.met) == (1.25, "≤ 1.1", False)
     assert figures["live files, 10,000 to 100 batches"].met
@@ -125,11 +125,20 @@ def test_age_figures() -> None:
     assert figures["log files after 10,000 batches"].value == 300
 
 
+def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opentab.lab.ingest_bench.CHECKPOINT_COMMITS", 2)
+    young, old = (
+        Age(batches, ms, (9.0,), 1, 1) for batches, ms in ((100, (10.0,) * 4), (900, (10.0, 10.0, 12.0, 12.0)))
+    )
+    (commit,) = [figure for figure in age_figures([young, old]) if figure.name == "commit, 900 to 100 batches"]
+    assert (commit.value, commit.spread) == (1.1, (1.0, 1.2))
+
+
 def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opentab.lab.ledger_age.WINDOW_COMMITS", 20)
-    young, old = measure_ages(tmp_path, young_batches=3, old_batches=40, say=lambda text: None)
-    assert (young.batches, old.batches) == (3, 40)
-    assert len(young.commit_ms) == len(old.commit_ms) == 20
+    young, older, old = measure_ages(tmp_path, [3, 20, 40], say=lambda text: None)
+    assert (young.batches, older.batches, old.batches) == (3, 20, 40)
+    assert len(young.commit_ms) == len(older.commit_ms) == len(old.commit_ms) == 20
     assert 0 < young.live_files_max <= 2 * (20 + 3)
     assert WINDOW_COMMITS % table.CHECKPOINT_COMMITS == 0
 
@@ -211,7 +220,8 @@ def test_closings_are_held_against_their_goals() -> None:
             customers, seconds, seconds + 1, (100.0, 200.0, 300.0), during_ms, 40 * customers, 600 * customers
         )
 
-    figures = {f.name: f for f in closing_figures([closing(1_000, 1.0, ()), closing(10_000, 70.0, (500.0,))])}
+    rounds = [[closing(1_000, 1.0, ()), closing(10_000, 70.0, (500.0,))] for _ in range(2)]
+    figures = {f.name: f for f in closing_figures(rounds)}
     assert (figures["close, 1,000 customers"].met, figures["close, 10,000 customers"].met) == (True, False)
     assert "batch during to before, 1,000 customers" not in figures, "no batch came meanwhile"
     ratio = figures["batch during to before, 10,000 customers"]
@@ -219,6 +229,7 @@ def test_closings_are_held_against_their_goals() -> None:
     growth = figures["seconds a customer, 10,000 to 1,000"]
     assert (growth.value, growth.met) == (pytest.approx(7.0), False)
     assert figures["an invoice in the ledger, 1,000 customers"].value == 40
+    assert figures["close, 10,000 customers"].spread == (70.0, 70.0)
 
 
 WRK_SAID = """\
@@ -331,16 +342,16 @@ def test_freshness_is_held_against_its_goals(tmp_path: Path) -> None:
     ledger = SyntheticLedger(tmp_path)
     ledger.commit()
     visible_ms = (*map(float, range(200, 401, 2)), 2_000.0, 2_000.0)
-    run = MeasuredFreshness(visible_ms, tuple(ledger.journal.batches()), 2.0, sent=99, sent_per_second=990, billed=99)
-    figures = {figure.name: figure for figure in freshness_figures(run, rate=1_000)}
+    run = MeasuredFreshness(visible_ms, tuple(ledger.journal.batches()), 2.0, sent=99, sent_per_second=990)
+    figures = {figure.name: figure for figure in freshness_figures([run], rate=1_000)}
     assert figures["p50 from accepted to visible, 1,000 events/s"].met
     p99 = figures["p99 from accepted to visible, 1,000 events/s"]
     assert (p99.goal, p99.met) == ("≤ 800.0", False)
     assert figures["from accepted to visible, 1,000 events/s"].spread == (200, 2_000)
     assert figures["batches"].value == 0.5
-    assert all(figure.goal is None for figure in freshness_figures(run, rate=10_000))
+    assert all(figure.goal is None for figure in freshness_figures([run], rate=10_000))
     with pytest.raises(OpentabError, match="--seconds"):
-        freshness_figures(replace(run, visible_ms=(1.0,)), rate=1_000)
+        freshness_figures([run, replace(run, visible_ms=(1.0,))], rate=1_000)
 
 
 def test_percentiles() -> None:

@@ -28,7 +28,7 @@ from opentab.lab.peers_bench import (
     peers_figures,
 )  # fmt: skip
 from opentab.lab.plots import draw_all
-from opentab.lab.whole_bench import Chapter, all_chapters, bench_whole, quick_chapters
+from opentab.lab.whole_bench import Chapter, all_chapters, bench_whole, document_to_keep, quick_chapters
 from product import opentab
 
 EVENTS = 4_000
@@ -105,6 +105,24 @@ def test_the_whole_goes_on_behind_a_chapter_that_fails(tmp_path: Path) -> None:
     assert document.figures == figures
     assert document.machine["chapters"]["two"]["failed"] == "no more room"
     assert document.machine["chapters"]["one"]["extra"] == "one"
+
+
+def test_a_chapter_is_measured_anew_in_a_document_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    both = [chapter("one", plain("a", [1.0], "s")), chapter("one more", plain("b", [2.0], "s"))]
+    bench_whole(both, json_path=path, work_dir=tmp_path, say=lambda _: None)
+    anew = [chapter("one", plain("c", [3.0], "s"))]
+    bench_whole(anew, json_path=path, work_dir=tmp_path, say=lambda _: None, kept=document_to_keep(path))
+    document = read_figures(path)
+    assert [figure.name for figure in document.figures] == ["one more: b", "one: c"]
+    assert set(document.machine["chapters"]) == {"one", "one more"}
+    assert document_to_keep(tmp_path / "none.json") is None
+
+
+def test_a_document_of_another_machine_is_not_written_to(tmp_path: Path) -> None:
+    write_json(tmp_path / "other.json", {"cpu_model": "abacus"}, [])
+    with pytest.raises(InputError, match="another machine"):
+        document_to_keep(tmp_path / "other.json")
 
 
 def test_the_chapters() -> None:

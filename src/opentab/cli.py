@@ -932,7 +932,7 @@ def bench(
         return
     from opentab.lab.plots import draw_all
     from opentab.lab.tool import find_matplotlib
-    from opentab.lab.whole_bench import all_chapters, bench_whole, quick_chapters
+    from opentab.lab.whole_bench import all_chapters, bench_whole, document_to_keep, quick_chapters
 
     if plots_path is not None:
         find_matplotlib()
@@ -942,8 +942,9 @@ def bench(
         if name not in names:
             raise click.BadParameter(f"{name} is none of: {', '.join(names)}", param_hint="--chapter")
     chapters = [chapter for chapter in chapters if not chosen or chapter.name in chosen]
+    kept = document_to_keep(json_path) if chosen and json_path is not None else None
     with _bar(len(chapters), "bench", always=True) as advance:
-        figures = _print_figures(bench_whole, chapters=chapters, json_path=json_path, advance=advance)
+        figures = _print_figures(bench_whole, chapters=chapters, json_path=json_path, advance=advance, kept=kept)
     if plots_path is not None:
         for path in draw_all(figures, plots_path):
             terminal.write(f"drawn: {path}", sys.stderr)
@@ -1005,10 +1006,10 @@ def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> list
 
 @bench.command("ingest")
 @click.option(
-    "--events", default=5_000_000, show_default=True, help="in the log, with 100 and with 1,000,000 customers"
+    "--events", default=5_000_000, show_default=True, help="in each log, with 100, 10,000 and 1,000,000 customers"
 )
 @click.option("--repeats", default=3, show_default=True, help="runs of each size, in turn")
-@click.option("--batches", default=10_000, show_default=True, help="commits in the old ledger")
+@click.option("--batches", default=10_000, show_default=True, help="commits in the oldest ledger")
 @figures_to
 def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Path | None) -> None:
     """Throughput of run --once, its start and memory, and what age does to the ledger."""
@@ -1019,12 +1020,13 @@ def bench_ingest_command(events: int, repeats: int, batches: int, json_path: Pat
 
 @bench.command("closing")
 @click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [1000, 100000, 1000000]")
+@click.option("--repeats", default=2, show_default=True, type=SOME, help="of each size, in turn")
 @figures_to
-def bench_closing_command(sizes: tuple[int, ...], json_path: Path | None) -> None:
+def bench_closing_command(sizes: tuple[int, ...], **options: Any) -> None:
     """Time to close a month, and what the stream notices of it."""
     from opentab.lab.closing_bench import SIZES, bench_closing
 
-    _print_figures(bench_closing, sizes=tuple(sorted(sizes)) or SIZES, json_path=json_path)
+    _print_figures(bench_closing, sizes=tuple(sorted(sizes)) or SIZES, **options)
 
 
 @bench.command("reads")
@@ -1061,6 +1063,7 @@ def bench_dedupe_command(remembered: tuple[int, ...], shares: tuple[float, ...],
 @bench.command("freshness")
 @click.option("--seconds", default=60, show_default=True, type=SOME, help="behind the warm-up")
 @click.option("--rate", default=1_000, show_default=True, type=SOME, help="events a second that are sent")
+@click.option("--repeats", default=2, show_default=True, type=SOME, help="runs, each on a home of its own")
 @figures_to
 def bench_freshness_command(**options: Any) -> None:
     """Time from an event that was accepted over HTTP to the answer that shows it."""

@@ -7,14 +7,16 @@ and from the invoices' commit, so nothing in the pipeline knows that it is being
 
 from __future__ import annotations
 
+import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
+from opentab.lab.audited import audit
 from opentab.lab.billed_home import bill_month, journal_of
 from opentab.lab.command import started, streams, wait_until
 from opentab.lab.feeder import Feeder
@@ -55,47 +57,63 @@ class MeasuredClosing:
         return statistics.median(self.during_ms) / statistics.median(self.before_ms)
 
 
-def bench_closing(*, sizes: tuple[int, ...], json_path: Path | None, work_dir: Path, say: Say) -> list[Figure]:
-    """Close a month of each size beside a running stream; write the figures where asked to."""
+def bench_closing(
+    *, sizes: tuple[int, ...], repeats: int, json_path: Path | None, work_dir: Path, say: Say
+) -> list[Figure]:
+    """Close a month of each size beside a running stream, as often as wanted; write the figures where asked to."""
     machine = describe_machine()
-    measured = []
-    for customers in sizes:
-        closing = measure_closing(work_dir / f"customers-{customers}", customers, say)
-        say(f"{customers:,} customers: closed in {closing.seconds:.1f} s, files after {closing.files_seconds:.1f} s")
-        measured.append(closing)
-    figures = closing_figures(measured)
+    rounds = []
+    for repeat in range(1, repeats + 1):
+        measured = []
+        for customers in sizes:
+            path = work_dir / f"customers-{customers}"
+            one = measure_closing(path, customers, say)
+            say(
+                f"{repeat} of {repeats}, {customers:,} customers: closed in {one.seconds:.1f} s, "
+                f"files after {one.files_seconds:.1f} s"
+            )
+            measured.append(one)
+            shutil.rmtree(path)
+        rounds.append(measured)
+    figures = closing_figures(rounds)
     write_json(json_path, machine, figures)
     return figures
 
 
-def closing_figures(measured: list[MeasuredClosing]) -> list[Figure]:
-    """What the closings come to; each size against the one before it."""
+def closing_figures(rounds: Sequence[Sequence[MeasuredClosing]]) -> list[Figure]:
+    """What the closings come to; each size against the one before it, round by round."""
     figures = []
-    for closing in measured:
-        label = f"{closing.customers:,} customers"
+    sizes = list(zip(*rounds, strict=True))
+    for closings in sizes:
+        customers = closings[0].customers
+        label = f"{customers:,} customers"
         figures += [
-            at_most(f"close, {label}", [closing.seconds], "s", SECONDS_MAX),
-            plain(f"close and write the files, {label}", [closing.files_seconds], "s"),
-            plain(f"batch before, {label}", closing.before_ms, "ms"),
+            at_most(f"close, {label}", [one.seconds for one in closings], "s", SECONDS_MAX),
+            plain(f"close and write the files, {label}", [one.files_seconds for one in closings], "s"),
+            plain(f"batch before, {label}", [ms for one in closings for ms in one.before_ms], "ms"),
         ]
-        if closing.during_to_before is not None:
-            figures.append(plain(f"batch during, {label}", closing.during_ms, "ms"))
-            figures.append(at_most(f"batch during to before, {label}", [closing.during_to_before], "ratio", DURING_MAX))
+        ratios = [ratio for one in closings if (ratio := one.during_to_before) is not None]
+        if ratios:
+            figures.append(plain(f"batch during, {label}", [ms for one in closings for ms in one.during_ms], "ms"))
+            figures.append(at_most(f"batch during to before, {label}", ratios, "ratio", DURING_MAX))
         figures += [
-            plain(f"an invoice in the ledger, {label}", [closing.ledger_bytes / closing.customers], "bytes"),
-            plain(f"an invoice in files, {label}", [closing.file_bytes / closing.customers], "bytes"),
+            plain(f"an invoice in the ledger, {label}", [one.ledger_bytes / customers for one in closings], "bytes"),
+            plain(f"an invoice in files, {label}", [one.file_bytes / customers for one in closings], "bytes"),
         ]
-    for small, large in pairwise(measured):
-        growth = (large.seconds / large.customers) / (small.seconds / small.customers)
-        name = f"seconds a customer, {large.customers:,} to {small.customers:,}"
-        figures.append(at_most(name, [growth], "ratio", GROWTH_MAX))
+    for small, large in pairwise(sizes):
+        growth = [
+            (one.seconds / one.customers) / (other.seconds / other.customers)
+            for one, other in zip(large, small, strict=True)
+        ]
+        name = f"seconds a customer, {large[0].customers:,} to {small[0].customers:,}"
+        figures.append(at_most(name, growth, "ratio", GROWTH_MAX))
     return figures
 
 
 def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
     """Fill a home, then close its month beside a running stream.
 
-    1. bill the month, 2. let the stream settle, 3. carry the watermark over the end, 4. wait for the files
+    1. bill the month, 2. let the stream settle, 3. carry the watermark over the end, 4. wait for the files, 5. audit
     """
     say(f"billing a month of {customers:,} customers")
     home = bill_month(path, customers=customers)
@@ -113,6 +131,7 @@ def measure_closing(path: Path, customers: int, say: Say) -> MeasuredClosing:
             files_at = max(file.stat().st_mtime for file in home.invoices_path.rglob("*") if file.is_file())
         finally:
             feeder.stop()
+    audit(home)
     records = journal_of(home).batches(after=settled + 2)
     invoices = _invoices(home)
     position = invoices.files[0].position

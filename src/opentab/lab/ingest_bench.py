@@ -1,14 +1,14 @@
 """opentab bench ingest: what the pipeline does on this machine, beside what it is meant to do.
 
-Throughput comes from real runs over a log made beforehand, with few customers and with many in turn,
-so that drift of the machine meets both. A value is the median over the repeats; a ratio is taken for
-each pair of neighbouring runs, before the median.
+Throughput comes from real runs over logs made beforehand, with few customers and with many in turn,
+so that drift of the machine meets all of them. A value is the median over the repeats; a ratio is taken
+within each turn, before the median.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from opentab.lab.ledger_age import Age, measure_ages
 from opentab.lab.machine import describe_machine
 from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, measure_run
 from opentab.lab.month_log import write_month
+from opentab.ledger.table import CHECKPOINT_COMMITS
 
-CUSTOMERS_FEW = 100
-CUSTOMERS_MANY = 1_000_000
-YOUNG_BATCHES = 100
+SIZES = (100, 10_000, 1_000_000)
+AGES = (100, 1_000)  # batches, and the oldest one
 OLD_BATCHES = 10_000
 
 WARM_MIN = 400_000
@@ -42,32 +42,30 @@ def bench_ingest(
 ) -> list[Figure]:
     """Measure throughput, memory and the cost of an old ledger; write the figures where asked to.
 
-    1. make the two logs, 2. run over them in turn, 3. age a ledger and measure it, 4. write JSON
+    1. make the logs, 2. run over them in turn, 3. age ledgers and measure them, 4. write JSON
     """
     machine = describe_machine()
-    few, many = (_make_log(work_dir, customers, events, say) for customers in (CUSTOMERS_FEW, CUSTOMERS_MANY))
-    runs: tuple[list[MeasuredRun], list[MeasuredRun]] = ([], [])
+    logs = [_make_log(work_dir, customers, events, say) for customers in dict.fromkeys(min(s, events) for s in SIZES)]
+    runs: dict[int, list[MeasuredRun]] = {log.customers: [] for log in logs}
     for repeat in range(1, repeats + 1):
-        for log, kept in zip((few, many), runs, strict=True):
+        for log in logs:
             run = measure_run(log.home, work_dir / "run", event_count=log.event_count)
-            kept.append(run)
+            runs[log.customers].append(run)
             say(
                 f"run {repeat} of {repeats}, {log.customers:,} customers: "
                 f"{run.events_per_second:,.0f} events/s to the last commit, load was {run.load_before:.2f}"
             )
-    young, old = measure_ages(work_dir / "ledgers", young_batches=YOUNG_BATCHES, old_batches=old_batches, say=say)
-    figures = [*run_figures(few.customers, runs[0], many.customers, runs[1]), *age_figures(young, old)]
-    machine["load_before"] = [run.load_before for pair in zip(*runs, strict=True) for run in pair]
+    ages = [*(age for age in AGES if age < old_batches), old_batches]
+    figures = [*run_figures(runs), *age_figures(measure_ages(work_dir / "ledgers", ages, say=say))]
+    machine["load_before"] = [run.load_before for turn in zip(*runs.values(), strict=True) for run in turn]
     write_json(json_path, machine, figures)
     return figures
 
 
-def run_figures(
-    few_customers: int, few: Sequence[MeasuredRun], many_customers: int, many: Sequence[MeasuredRun]
-) -> list[Figure]:
-    """What the runs come to; few[i] and many[i] ran one behind the other."""
+def run_figures(runs_of: Mapping[int, Sequence[MeasuredRun]]) -> list[Figure]:
+    """What the runs come to, by the number of customers; those of the same turn ran one behind the other."""
     figures = []
-    for customers, runs in ((few_customers, few), (many_customers, many)):
+    for customers, runs in runs_of.items():
         label = f"{customers:,} customers"
         warm = [rate for run in runs if (rate := run.warm_events_per_second) is not None]
         if warm:  # a small log is read before anything is warm
@@ -78,8 +76,11 @@ def run_figures(
         for role in (DRIVER, JVM, WORKERS, TOTAL):
             sizes = [run.memory_bytes_max.get(role, 0) / MEBIBYTE for run in runs]
             figures.append(plain(f"peak memory of {role}, {label}", sizes, "MiB"))
-    pairs = list(zip(few, many, strict=True))
-    name = f"{many_customers:,} to {few_customers:,} customers"
+    few, many = min(runs_of), max(runs_of)
+    if few == many:
+        return figures
+    pairs = list(zip(runs_of[few], runs_of[many], strict=True))
+    name = f"{many:,} to {few:,} customers"
     warm_pairs = [(f.warm_events_per_second, m.warm_events_per_second) for f, m in pairs]
     ratios = [m / f for f, m in warm_pairs if f is not None and m is not None]
     if ratios:
@@ -89,11 +90,10 @@ def run_figures(
     return figures
 
 
-def age_figures(young: Age, old: Age) -> list[Figure]:
-    """What the ledger's age costs. Commits were taken in turn, so their medians compare."""
-    ages = f"{old.batches:,} to {young.batches:,} batches"
+def age_figures(ages: Sequence[Age]) -> list[Figure]:
+    """What the ledger's age costs. Commits were taken in turn, so their medians compare, checkpoint by checkpoint."""
     figures = []
-    for age in (young, old):
+    for age in ages:
         label = f"after {age.batches:,} batches"
         figures += [
             plain(f"commit {label}", age.commit_ms, "ms"),
@@ -101,13 +101,20 @@ def age_figures(young: Age, old: Age) -> list[Figure]:
             plain(f"live files {label}", [age.live_files_max], "files"),
             plain(f"log files {label}", [age.log_files_max], "files"),
         ]
-    commits = statistics.median(old.commit_ms) / statistics.median(young.commit_ms)
-    files = old.live_files_max / young.live_files_max
-    return [
-        *figures,
-        at_most(f"commit, {ages}", [commits], "ratio", OLD_TO_YOUNG_MAX),
-        at_most(f"live files, {ages}", [files], "ratio", OLD_TO_YOUNG_MAX),
-    ]
+    young = ages[0]
+    for old in ages[1:]:
+        name = f"{old.batches:,} to {young.batches:,} batches"
+        commits = [one / other for one, other in zip(_rounds(old), _rounds(young), strict=True)]
+        files = old.live_files_max / young.live_files_max
+        figures.append(at_most(f"commit, {name}", commits, "ratio", OLD_TO_YOUNG_MAX))
+        figures.append(at_most(f"live files, {name}", [files], "ratio", OLD_TO_YOUNG_MAX))
+    return figures
+
+
+def _rounds(age: Age) -> list[float]:
+    """The median commit of each round from checkpoint to checkpoint, in milliseconds."""
+    firsts = range(0, len(age.commit_ms), CHECKPOINT_COMMITS)
+    return [statistics.median(age.commit_ms[first : first + CHECKPOINT_COMMITS]) for first in firsts]
 
 
 @dataclass(frozen=True, slots=True)

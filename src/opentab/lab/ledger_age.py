@@ -1,13 +1,13 @@
-"""Does a batch cost more on an old ledger? Two ledgers, made by commits alone, measured turn by turn.
+"""Does a batch cost more on an old ledger? Ledgers of several ages, made by commits alone, measured turn by turn.
 
-The young one and the old one take one commit each in turn, so that whatever else the machine does
-meets both. Batches are as small as can be: what is left is what a commit itself costs.
+They take one commit each in turn, so that whatever else the machine does meets all of them. Batches are as small as
+can be: what is left is what a commit itself costs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,31 +104,28 @@ class SyntheticLedger:
         return journal
 
 
-def measure_ages(
-    work_dir: Path, *, young_batches: int, old_batches: int, say: Callable[[str], None]
-) -> tuple[Age, Age]:
-    """The young and the old ledger's cost over one window of commits, taken in turn."""
-    ledgers = (SyntheticLedger(work_dir / "young"), SyntheticLedger(work_dir / "old"))
-    for ledger, batches in zip(ledgers, (young_batches, old_batches), strict=True):
+def measure_ages(work_dir: Path, ages: Sequence[int], *, say: Callable[[str], None]) -> list[Age]:
+    """What ledgers of so many batches each cost over one window of commits, taken in turn."""
+    ledgers = [SyntheticLedger(work_dir / f"of-{batches}") for batches in ages]
+    for ledger, batches in zip(ledgers, ages, strict=True):
         ledger.grow(batches, say)
-        # Both begin the window alike, with nothing left to merge.
+        # All begin the window alike, with nothing left to merge.
         ledger.journal.compact(run=ledger.run, files_max=2)
-    commit_ms: tuple[list[float], list[float]] = ([], [])
-    open_ms: tuple[list[float], list[float]] = ([], [])
-    live_files, log_files = [0, 0], [0, 0]
+    commit_ms: list[list[float]] = [[] for _ in ages]
+    open_ms: list[list[float]] = [[] for _ in ages]
+    live_files, log_files = [0] * len(ages), [0] * len(ages)
     for turn in range(WINDOW_COMMITS):
-        for which in (0, 1) if turn % 2 else (1, 0):
+        for which in range(len(ages))[:: 1 if turn % 2 else -1]:
             ledger = ledgers[which]
             commit_ms[which].append(ledger.commit())
             if turn % UPKEEP_BATCHES == 0:
                 open_ms[which].append(ledger.open_ms())
             live_files[which] = max(live_files[which], ledger.live_files())
             log_files[which] = max(log_files[which], ledger.log_files())
-    young, old = (
+    return [
         Age(batches, tuple(commit_ms[i]), tuple(open_ms[i]), live_files[i], log_files[i])
-        for i, batches in enumerate((young_batches, old_batches))
-    )
-    return young, old
+        for i, batches in enumerate(ages)
+    ]
 
 
 def _entry(batch: int, at_us: int) -> pa.Table:

@@ -18,6 +18,7 @@ import psutil
 from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.lab.audited import audit
 from opentab.lab.command import started
 from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
@@ -85,7 +86,7 @@ def link_log(source: Home, target: Home) -> None:
 
 
 def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
-    """Run a copy of a home once and say what it took; the copy is removed. It must bill every event."""
+    """Run a copy of a home once and say what it took; the copy is removed. It must bill every event, and rightly."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     # What an id costs has a bench of its own.
@@ -95,6 +96,7 @@ def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
     run = measure_home(home)
     if run.event_count != event_count:
         raise OpentabError(f"the measured run billed {run.event_count:,} events of {event_count:,}")
+    audit(home, expected_path=source.expected_path)
     shutil.rmtree(path)
     return run
 

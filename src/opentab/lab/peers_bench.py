@@ -7,8 +7,6 @@ billed is audited after every run, and a peer's total is held against what the a
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from opentab import config
 from opentab.config import Home
 from opentab.errors import MachineError, OpentabError
+from opentab.lab.audited import audit
 from opentab.lab.broker import Broker
 from opentab.lab.end_to_end import EndToEnd, measure_end_to_end
 from opentab.lab.expected import read_bills
@@ -91,6 +90,8 @@ def bench_peers(
                 turns.append(_turn(broker, topic, contenders, work_dir, say))
         for name in ("broker", "source"):
             shutil.rmtree(work_dir / name)
+    for name, settings in _settings(turns).items():
+        say(f"{name} was set up so: {', '.join(f'{key}={value}' for key, value in settings.items())}")
     figures = peers_figures(turns)
     machine["settings"] = _settings(turns)
     machine["skipped"] = skipped
@@ -169,11 +170,7 @@ def _measure_ours(turn: Turn, name: str, broker: Broker, topic: Topic, path: Pat
 
 def audited(home: Home, topic: Topic) -> int:
     """The total of a home in micros, once the audit agrees with it and with the bills that were planned."""
-    shutil.copytree(topic.home.expected_path, home.expected_path)
-    command = [sys.executable, "-m", "opentab.cli", "verify", "--expected", "--home", str(home.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise OpentabError(f"the audit did not agree: {(done.stdout + done.stderr).strip()[-300:]}")
+    audit(home, expected_path=topic.home.expected_path)
     journal = Journal.open(home.ledger, home.identity)
     records = journal.batches() if journal else []
     found = sum(record.event_count for record in records)

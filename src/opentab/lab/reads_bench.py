@@ -19,6 +19,7 @@ import msgspec
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.heartbeat import read_heartbeat
+from opentab.lab.audited import audit
 from opentab.lab.billed_home import bill_month, copy_home, journal_of
 from opentab.lab.command import Command, started, streams, wait_until
 from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
@@ -247,6 +248,7 @@ def _ingest(source: Home, path: Path, *, workers: int, reads: Reads) -> Ingest:
     records = journal_of(home).batches(after=position)
     if not records:
         raise OpentabError("the measured run billed nothing")
+    audit(home)
     return Ingest(ingest_rate(records), load)
 
 

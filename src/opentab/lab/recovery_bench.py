@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.lab.audited import audit
 from opentab.lab.billed_home import bill_month, journal_of
 from opentab.lab.command import Command, started, streams, wait_until
 from opentab.lab.feeder import Feeder
@@ -47,6 +48,7 @@ def bench_recovery(*, customers: int, repeats: int, json_path: Path | None, work
                 _kill(pipeline)
     finally:
         feeder.stop()
+    audit(home)
     for _ in range(repeats):
         began = time.monotonic()
         with served(home, workers=1) as server:

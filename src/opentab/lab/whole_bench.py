@@ -10,14 +10,15 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from opentab.errors import OpentabError
+from opentab.errors import InputError, OpentabError
 from opentab.lab import peers_bench
 from opentab.lab.closing_bench import SIZES, bench_closing
-from opentab.lab.compare import read_figures
+from opentab.lab.compare import Document, machines_differ, read_figures
 from opentab.lab.dedupe_bench import bench_dedupe
 from opentab.lab.figures import Figure, Say, write_json
 from opentab.lab.freshness_bench import bench_freshness
@@ -51,7 +52,8 @@ def quick_chapters() -> list[Chapter]:
         contenders=peers_bench.QUICK,
         batch_events=QUICK_BATCH_EVENTS,
     )
-    return [Chapter("peers", peers), Chapter("freshness", partial(bench_freshness, seconds=15, rate=1_000))]
+    freshness = partial(bench_freshness, seconds=15, rate=1_000, repeats=1)
+    return [Chapter("peers", peers), Chapter("freshness", freshness)]
 
 
 def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
@@ -74,12 +76,12 @@ def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
     )
     return [
         Chapter("peers", peers),
-        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000)),
-        Chapter("freshness under load", partial(bench_freshness, seconds=30, rate=10_000)),
+        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000, repeats=repeats)),
+        Chapter("freshness under load", partial(bench_freshness, seconds=30, rate=10_000, repeats=repeats)),
         Chapter("reads", reads),
         Chapter("dedupe", dedupe),
         Chapter("ingest", partial(bench_ingest, events=events, repeats=repeats)),
-        Chapter("closing", partial(bench_closing, sizes=SIZES)),
+        Chapter("closing", partial(bench_closing, sizes=SIZES, repeats=repeats)),
         Chapter("replica", partial(bench_replica, customers=1_000_000, repeats=repeats)),
         Chapter("recovery", partial(bench_recovery, customers=100_000, repeats=repeats)),
     ]
@@ -92,15 +94,24 @@ def bench_whole(
     work_dir: Path,
     say: Say,
     advance: Callable[..., None] = lambda step, **_: None,
+    kept: Document | None = None,
 ) -> list[Figure]:
-    """Measure chapter by chapter; what is done is written at once, so that an end by force loses one chapter only."""
+    """Measure chapter by chapter; what is done is written at once, so that an end by force loses one chapter only.
+
+    Of a document that is kept, the chapters that are not measured anew stay.
+    """
     machine: dict[str, Any] = describe_machine() | {"chapters": {}}
     figures: list[Figure] = []
+    if kept is not None:
+        anew = tuple(f"{chapter.name}: " for chapter in chapters)
+        figures = [figure for figure in kept.figures if not figure.name.startswith(anew)]
+        machine["chapters"] |= kept.machine.get("chapters", {})
     for chapter in chapters:
         advance(0, total=len(chapters), label=chapter.name)
         say(f"{chapter.name}: load is {os.getloadavg()[0]:.2f}")
         began = time.monotonic()
-        story: dict[str, Any] = {"load_before": os.getloadavg()[0]}
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        story: dict[str, Any] = {"began_at": now, "load_before": os.getloadavg()[0]}
         own = work_dir / "chapter"
         own.mkdir()
         document = work_dir / "chapter.json"
@@ -117,3 +128,13 @@ def bench_whole(
         write_json(json_path, machine, figures)
         advance(1)
     return figures
+
+
+def document_to_keep(path: Path) -> Document | None:
+    """What a bench wrote there before, for chapters to be measured anew in it; None where there is nothing."""
+    if not path.exists():
+        return None
+    document = read_figures(path)
+    if machines_differ(document, Document(describe_machine(), [])):
+        raise InputError(f"{path} was measured on another machine", hint="give --json another name")
+    return document

@@ -1,0 +1,34 @@
+"""The audit behind a measured run: a run whose bill is wrong counts as failed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from opentab.config import Home
+from opentab.errors import OpentabError
+
+
+def audit(home: Home, *, expected_path: Path | None = None, but: Collection[str] = ()) -> None:
+    """Raise unless `opentab verify` agrees with a home, and with the simulator's bills where their path is given.
+
+    Checks in `but` may differ: what was put into a ledger by hand is in no log.
+    """
+    if expected_path is not None:
+        shutil.copytree(expected_path, home.expected_path, dirs_exist_ok=True)
+    words = ["verify", "--expected" if expected_path else "--no-expected", "--format", "json"]
+    command = [sys.executable, "-m", "opentab.cli", *words, "--home", str(home.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    try:
+        checks = json.loads(done.stdout)["checks"]
+    except ValueError:
+        raise OpentabError(f"the audit failed: {(done.stdout + done.stderr).strip()[-300:]}") from None
+    wrong = [check for check in checks if check["differences"] and check["name"] not in but]
+    if wrong:
+        raise OpentabError(f"the audit did not agree: {wrong[0]['name']}: {str(wrong[0]['samples'])[:300]}")
