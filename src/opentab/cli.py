@@ -912,7 +912,9 @@ def figures_to(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @commands.group(invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="opentab and reading alone, in five minutes")
-@click.option("--events", default=5_000_000, show_default=True, type=SOME, help="in each log; in a topic twice as many")
+@click.option(
+    "--events", default=5_000_000, show_default=True, type=SOME, help="in each log; in a topic 8 for 5 of them"
+)
 @click.option("--repeats", default=2, show_default=True, type=SOME, help="of each run, in turn")
 @click.option("--chapter", "chosen", multiple=True, help="only this one; again for more")
 @click.option("--plots", "plots_path", type=click.Path(path_type=Path), metavar="DIR", help="draw the figures there")

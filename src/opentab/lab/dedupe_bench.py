@@ -80,7 +80,7 @@ def bench_dedupe(
         if share == shares[0]:
             figures += _receipts(log, repeats, work_dir, say)
         if peer and share == shares[-1]:
-            figures += _peer(log, repeats, work_dir, say)
+            figures += _peer(log, work_dir, say)
         shutil.rmtree(log.home.path)
     figures += _freshness(repeats, work_dir, say)
     write_json(json_path, machine, figures)
@@ -205,23 +205,18 @@ def _weight(home: Home) -> tuple[int, int]:
     return sum(run.rows for run in runs), sum((root / run.path).path.stat().st_size for run in runs)
 
 
-def _peer(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:
-    """The same events through Spark's own operator, with RocksDB, in a process of its own."""
-    rates = []
-    for repeat in range(1, repeats + 1):
-        scratch = work_dir / "peer"
-        command = [sys.executable, "-m", "opentab.lab.spark_dedupe_peer", str(log.home.log_path), str(scratch)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-            raise OpentabError(f"Spark's own operator failed: {why}")
-        rate, kept = done.stdout.split()[-2:]
-        if int(kept) != log.event_count:
-            raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
-        say(f"run {repeat} of {repeats}, Spark's dropDuplicatesWithinWatermark: {float(rate):,.0f} lines/s")
-        rates.append(float(rate))
-        shutil.rmtree(scratch, ignore_errors=True)
-    return [plain(f"Spark's dropDuplicatesWithinWatermark, {log.repeats_share:.0%} repeats", rates, "lines/s")]
+def _peer(log: Log, work_dir: Path, say: Say) -> list[Figure]:
+    """The same events through Spark's own operator, with RocksDB, in a process of its own: once, so slow is it."""
+    say("the same through Spark's dropDuplicatesWithinWatermark")
+    command = [sys.executable, "-m", "opentab.lab.spark_dedupe_peer", str(log.home.log_path), str(work_dir / "peer")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OpentabError(f"Spark's own operator failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
+    rate, kept = done.stdout.split()[-2:]
+    if int(kept) != log.event_count:
+        raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
+    label = f"{log.repeats_share:.0%} repeats"
+    return [plain(f"Spark's dropDuplicatesWithinWatermark, {label}", [float(rate)], "lines/s")]
 
 
 def _receipts(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:
