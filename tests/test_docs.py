@@ -14,6 +14,8 @@ from opentab import cli, crash, errors
 from opentab.config import SETTINGS, Home, Setting
 from opentab.errors import OpentabError
 from opentab.events import Reason
+from opentab.lab.compare import read_figures
+from opentab.lab.figures import Figure
 from opentab.periods import to_us
 from opentab.pipeline.exact import Refusal, judge
 
@@ -168,3 +170,52 @@ def test_every_command_that_the_readme_shows_exists() -> None:
     shown = set(re.findall(r"\.venv/bin/opentab ([a-z]+)", text_of("README.md")))
     assert shown
     assert shown <= set(cli.commands.commands)
+
+
+# Every table of docs/performance.md is of the bench, whose document lies beside it.
+FIGURES = read_figures(ROOT / "docs" / "performance" / "bench.json").figures
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+GOAL = re.compile(r"[≥≤] [\d,.]+")
+
+
+def spelled(figure: Figure) -> set[str]:
+    """How a document may write a figure, or the least and the most of it."""
+    values = (figure.value, *(figure.spread or ()))
+    return {f"{value:,.{digits}f}" for value in values for digits in range(4)}
+
+
+def measured(line: str) -> list[str]:
+    """The numbers in a row of a table: not those that say what was measured, nor goals."""
+    cells = re.split(r"(?<!\\)\|", line)[2:-1]
+    return NUMBER.findall(GOAL.sub("", " | ".join(cells)))
+
+
+def test_every_number_in_the_performance_tables_is_of_the_bench() -> None:
+    lines = text_of("docs/performance.md").splitlines()
+    heads = {number - 1 for number, line in enumerate(lines) if line.startswith("|---")}
+    table = [line for number, line in enumerate(lines) if line.startswith("|") and number not in heads]
+    known = {spelling for figure in FIGURES for spelling in spelled(figure)}
+    assert sum(len(measured(line)) for line in table) > 200
+    assert [(line, number) for line in table for number in measured(line) if number not in known] == []
+
+
+def test_a_goal_that_was_missed_is_called_missed() -> None:
+    table = rows(section(text_of("docs/performance.md"), "## All of it"))
+    missed = [figure for figure in FIGURES if figure.met is False]
+    told = [" ".join(cells) for cells in table if "**no**" in cells[-1]]
+    assert [figure.name for figure in missed if not any(f"{figure.value:.2f}" in row for row in told)] == []
+    assert bool(told) == bool(missed)
+
+
+@pytest.mark.parametrize(
+    ("peer", "customers", "sentence"),
+    [
+        ("Flink SQL, heap state", "1,000,000", "{} times what Flink SQL with heap state did"),
+        ("Flink SQL, heap state", "100", "{} times with 100"),
+        ("Spark's aggregation, RocksDB state", "1,000,000", "{} times what Spark's own aggregation with RocksDB did"),
+        ("Spark to Redis", "1,000,000", "{} times what Spark to Redis did"),
+    ],
+)
+def test_the_readme_says_what_the_bench_measured(peer: str, customers: str, sentence: str) -> None:
+    (value,) = [f.value for f in FIGURES if f.name == f"peers: opentab, end to end to {peer}, {customers} customers"]
+    assert sentence.format(f"{value:.0f}" if value >= 10 else f"{value:.1f}") in text_of("README.md")
