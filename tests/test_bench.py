@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ledgers import bill_waiting
+from ledgers import bill, bill_waiting
 from opentab.config import Home
 from opentab.errors import MachineError, OpentabError
+from opentab.lab.audited import audit
 from opentab.lab.catch_up import CatchUp
 from opentab.lab.closing_bench import MeasuredClosing, closing_figures
 from opentab.lab.figures import Figure, as_json, at_least, at_most, plain, render
@@ -35,13 +36,14 @@ from opentab.lab.measured_run import (
     link_log,
 )
 from opentab.lab.month_log import write_month
-from opentab.lab.reads_bench import BusyRound, IdleTurn, Ingest, MeasuredReads, ingest_rate, reads_figures
+from opentab.lab.reads_bench import BusyRound, IdleTurn, Ingest, MeasuredReads, check_bills, ingest_rate, reads_figures
 from opentab.lab.redis_peer import parse_redis_benchmark
 from opentab.lab.replica_bench import ReplicaTurn, measure_replica, replica_figures
 from opentab.lab.served_home import FOLLOWER, WORKER, Memory
 from opentab.lab.tool import find_tools
 from opentab.lab.wrk_load import parse_wrk, script
 from opentab.ledger import table
+from product import event
 
 SECOND = 1_000_000
 MIB = 2**20
@@ -327,6 +329,36 @@ def test_a_log_too_small_for_a_round_of_redis_leaves_those_figures_out() -> None
     names = [figure.name for figure in reads_figures(MeasuredReads(idle={1: [turn]}, busy=[busy]))]
     assert "Redis GET while ingesting" not in names
     assert "reads while ingesting, 1 worker" in names
+
+
+def test_runs_over_the_same_log_must_bill_the_same() -> None:
+    one, other = Ingest(1, None, bill=(5, 70)), Ingest(2, None, bill=(5, 71))
+    check_bills([BusyRound(alone=one, paced=one, full={1: one}, redis=one)] * 2)
+    with pytest.raises(OpentabError, match="billed differently"):
+        check_bills([BusyRound(alone=one, paced=one, full={1: other}, redis=one)])
+
+
+def test_a_run_that_is_billed_wrongly_has_failed(home: Home, tmp_path: Path) -> None:
+    bill(home, event("emma", "1.00"))
+    expected_path = tmp_path / "planned"
+    expected_path.mkdir()
+    bills = expected_path / "bills.csv"
+    bills.write_text("period,customer,total\n2026-01,emma,1.000000\n", encoding="utf-8")
+    audit(home, expected_path=expected_path)
+    bills.write_text("period,customer,total\n2026-01,emma,2.000000\n", encoding="utf-8")
+    with pytest.raises(OpentabError, match=r"did not agree.*expected bills"):
+        audit(home, expected_path=expected_path)
+    with pytest.raises(OpentabError, match=r"did not agree.*expected bills"):
+        audit(home, expected_path=expected_path, but=("ids",))
+    audit(home, expected_path=expected_path, but=("expected bills",))
+    audit(home)
+
+
+def test_an_audit_that_cannot_be_made_has_failed(home: Home) -> None:
+    home.path.mkdir(parents=True, exist_ok=True)
+    (home.path / "opentab.toml").write_text("no settings", encoding="utf-8")
+    with pytest.raises(OpentabError, match="the audit failed"):
+        audit(home)
 
 
 def test_ingest_is_timed_behind_its_first_batch(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_opentab_and_spark_s_own_ways_over_one_topic(tmp_path: Path) -> None:
     settings = document["machine"]["settings"][ROCKSDB]
     assert settings["spark.master"] == "local[2]"
     assert "RocksDB" in settings["spark.sql.streaming.stateStore.providerClass"]
+    assert any(line.startswith(f"{ROCKSDB} was set up so: ") and "spark.master=local[2]" in line for line in said)
 
 
 def turn(customers: int, **rates: float) -> Turn:

@@ -29,6 +29,7 @@ def audit(home: Home, *, expected_path: Path | None = None, but: Collection[str]
         checks = json.loads(done.stdout)["checks"]
     except ValueError:
         raise OpentabError(f"the audit failed: {(done.stdout + done.stderr).strip()[-300:]}") from None
-    wrong = [check for check in checks if check["differences"] and check["name"] not in but]
-    if wrong:
-        raise OpentabError(f"the audit did not agree: {wrong[0]['name']}: {str(wrong[0]['samples'])[:300]}")
+    differing = [check for check in checks if check["differences"]]
+    wrong = [check for check in differing if check["name"] not in but]
+    if wrong or not differing:  # in the second case it has failed in another way
+        raise OpentabError(f"the audit did not agree: {str(wrong or done.stderr.strip())[:300]}")

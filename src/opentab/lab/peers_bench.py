@@ -90,10 +90,10 @@ def bench_peers(
                 turns.append(_turn(broker, topic, contenders, work_dir, say))
         for name in ("broker", "source"):
             shutil.rmtree(work_dir / name)
-    for name, settings in _settings(turns).items():
-        say(f"{name} was set up so: {', '.join(f'{key}={value}' for key, value in settings.items())}")
     figures = peers_figures(turns)
     machine["settings"] = _settings(turns)
+    for name, settings in machine["settings"].items():
+        say(f"{name} was set up so: {', '.join(f'{key}={value}' for key, value in settings.items())}")
     machine["skipped"] = skipped
     machine["load_before"] = [run.load_before for turn in turns for run in turn.runs.values()]
     write_json(json_path, machine, figures)

@@ -119,10 +119,7 @@ def bench_reads(
         for repeat in range(1, repeats + 1):
             say(f"ingesting, {repeat} of {repeats}")
             measured.busy.append(_busy_round(home, work_dir / "copy", workers, reader, redis, say))
-    # The same log on copies of the same home: what was audited once is right for all that come to the same.
-    bills = {ingest.bill for busy in measured.busy for _, ingest in named(busy)}
-    if len(bills) > 1:
-        raise OpentabError(f"runs over the same log billed differently: {sorted(bills)}")
+    check_bills(measured.busy)
     figures = reads_figures(measured)
     write_json(json_path, machine, figures)
     return figures
@@ -152,6 +149,13 @@ def reads_figures(measured: MeasuredReads) -> list[Figure]:
     for count, turns in measured.idle.items():
         figures += _memory_figures(_workers(count), [turn.memory for turn in turns])
     return figures
+
+
+def check_bills(rounds: Sequence[BusyRound]) -> None:
+    """Raise unless all runs came to the same: the log was the same, and one run of each round was audited."""
+    bills = {ingest.bill for busy in rounds for _, ingest in named(busy)}
+    if len(bills) > 1:
+        raise OpentabError(f"runs over the same log billed differently: {sorted(bills)}")
 
 
 def named(busy: BusyRound) -> Iterator[tuple[str, Ingest]]:

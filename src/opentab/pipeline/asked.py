@@ -155,8 +155,8 @@ def seen_run(
         counts = settled.state[order] == COUNTS
         order, high, low = order[counts], high[counts], low[counts]
     names = pa.array(sorted({one.partition for one in asked}), pa.string())
-    of_one = np.zeros(len(order), np.int32)
-    partition = pa.DictionaryArray.from_arrays(of_one if len(names) == 1 else asking.partition[order], names)
+    name_at = asking.partition[order] if len(names) > 1 else np.zeros(len(order), np.int32)
+    partition = pa.DictionaryArray.from_arrays(name_at, names)
     columns = (asking.payload, asking.arrived_us, asking.number, asking.byte)
     payload, arrived_us, number, byte = (column.take(order) for column in columns)
     batches = np.full(len(order), batch, np.int64)
