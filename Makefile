@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench chaos golden screenshots clean
+.PHONY: help setup demo test check format lock bench performance chaos golden screenshots clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ format: setup  ## format the code and mend what lint can mend
 bench:  ## measure all that opentab bench can beside its peers, for two hours; installs wrk, Redis, Kafka and Flink
 	@scripts/setup bench
 	@$(BIN)/opentab bench --json opentab-bench.json --plots opentab-bench
+
+performance: setup  ## make docs/performance.md of its text and of what the bench measured
+	@PYTHONPATH=tests $(BIN)/python tests/performance_page.py
 
 chaos:  ## kill every part of a real cluster in turn, for half an hour or so; the report goes to opentab-chaos/
 	@scripts/setup chaos
