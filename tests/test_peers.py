@@ -105,7 +105,11 @@ def test_the_whole_goes_on_behind_a_chapter_that_fails(tmp_path: Path) -> None:
     document = read_figures(tmp_path / "all.json")
     assert document.figures == figures
     assert document.machine["chapters"]["two"]["failed"] == "no more room"
-    assert document.machine["chapters"]["one"]["extra"] == "one"
+    one = document.machine["chapters"]["one"]
+    assert one["extra"] == "one"
+    assert len(one["load"]) == 2
+    assert min(one["yardstick_ms"]) > 0
+    assert 0 <= one["stolen_share"] <= one["stolen_share"] + one["busy_share"] <= 1
 
 
 def test_a_chapter_is_measured_anew_in_a_document_that_is_there(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A chapter that fails does not take the others with it: it is named at the end, a
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from opentab.lab.dedupe_bench import bench_dedupe
 from opentab.lab.figures import Figure, Say, write_json
 from opentab.lab.freshness_bench import bench_freshness
 from opentab.lab.ingest_bench import bench_ingest
-from opentab.lab.machine import describe_machine
+from opentab.lab.machine import MachineLoad, describe_machine
 from opentab.lab.reads_bench import bench_reads
 from opentab.lab.recovery_bench import bench_recovery
 from opentab.lab.replica_bench import bench_replica
@@ -108,10 +107,11 @@ def bench_whole(
         machine["chapters"] |= kept.machine.get("chapters", {})
     for chapter in chapters:
         advance(0, total=len(chapters), label=chapter.name)
-        say(f"{chapter.name}: load is {os.getloadavg()[0]:.2f}")
+        load = MachineLoad()
+        say(f"{chapter.name}: load is {load.at_first:.2f}, the yardstick takes {load.yardstick_ms:.1f} ms")
         began = time.monotonic()
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        story: dict[str, Any] = {"began_at": now, "load_before": os.getloadavg()[0]}
+        story: dict[str, Any] = {"began_at": now}
         own = work_dir / "chapter"
         own.mkdir()
         document = work_dir / "chapter.json"
@@ -122,7 +122,7 @@ def bench_whole(
         except OpentabError as error:
             say(f"{chapter.name} failed: {error}")
             story["failed"] = str(error)
-        story["seconds"] = round(time.monotonic() - began)
+        story |= {"seconds": round(time.monotonic() - began), **load.so_far()}
         machine["chapters"][chapter.name] = story
         shutil.rmtree(own, ignore_errors=True)
         write_json(json_path, machine, figures)
