@@ -30,28 +30,34 @@ def page(text: str, document: Document) -> str:
         if asked[2] == " ?":
             assert figure.met is not None, f"{figure.name} has no goal"
             return MET[figure.met]
-        return with_spread(figure) if asked[2] else number(figure.value, figure.unit)
+        return with_spread(figure) if asked[2] else value(figure)
 
     return ASKED.sub(told, text)
 
 
 def with_spread(figure: Figure) -> str:
     """A value with the least and the most of its repeats, where it has them."""
-    value = number(figure.value, figure.unit)
     if figure.spread is None:
-        return value
+        return value(figure)
     least, most = (number(end, figure.unit) for end in figure.spread)
-    return f"{value} ({least} to {most})"
+    return f"{value(figure)} ({least} to {most})"
 
 
-def number(value: float, unit: str) -> str:
+def value(figure: Figure) -> str:
+    """A value, with one digit more where it would look like its goal and is not."""
+    text = number(figure.value, figure.unit)
+    goal = None if figure.goal is None else number(float(figure.goal.lstrip("≥≤ ").replace(",", "")), figure.unit)
+    return number(figure.value, figure.unit, more=1) if figure.met is False and text == goal else text
+
+
+def number(value: float, unit: str, *, more: int = 0) -> str:
     """As many digits as tell something: 0.83, 24.0, 1.4 (s), 21.9 (ms), 346 (ms), 1,011,546 (events/s)."""
     digits = 0
     if unit in ("ratio", "MiB a million events"):
         digits = 2 if abs(value) < 10 else 1
     elif unit in ("s", "ms"):
         digits = 1 if abs(value) < 100 else 0
-    return f"{value:,.{digits}f}"
+    return f"{value:,.{digits + more}f}"
 
 
 def _minutes(document: Document) -> list[Figure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,12 +118,13 @@ def test_memory_of_a_real_process() -> None:
 
 
 def test_age_figures() -> None:
-    young = Age(100, (20.0, 22.0, 90.0), (9.0,), live_files_max=130, log_files_max=200)
-    old = Age(10_000, (21.0, 27.5, 30.0), (9.0,), live_files_max=132, log_files_max=300)
+    young = Age(100, (40.0,), (20.0, 22.0, 90.0), (9.0,), live_files_max=130, log_files_max=200)
+    old = Age(10_000, (42.0,), (21.0, 27.5, 30.0), (9.0,), live_files_max=132, log_files_max=300)
     figures = {figure.name: figure for figure in age_figures([young, old])}
     commit = figures["commit, 10,000 to 100 batches"]
     assert (commit.value, commit.goal, commit.met) == (1.25, "≤ 1.1", False)
     assert figures["live files, 10,000 to 100 batches"].met
+    assert (figures["batch, 10,000 to 100 batches"].value, figures["batch after 10,000 batches"].value) == (1.05, 42.0)
     assert figures["commit after 100 batches"].spread == (20.0, 90.0)
     assert figures["log files after 10,000 batches"].value == 300
 
@@ -130,7 +132,7 @@ def test_age_figures() -> None:
 def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opentab.lab.ingest_bench.CHECKPOINT_COMMITS", 2)
     young, old = (
-        Age(batches, ms, (9.0,), 1, 1) for batches, ms in ((100, (10.0,) * 4), (900, (10.0, 10.0, 12.0, 12.0)))
+        Age(batches, ms, ms, (9.0,), 1, 1) for batches, ms in ((100, (10.0,) * 4), (900, (10.0, 10.0, 12.0, 12.0)))
     )
     (commit,) = [figure for figure in age_figures([young, old]) if figure.name == "commit, 900 to 100 batches"]
     assert (commit.value, commit.spread) == (1.1, (1.0, 1.2))
@@ -140,7 +142,9 @@ def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("opentab.lab.ledger_age.WINDOW_COMMITS", 20)
     young, older, old = measure_ages(tmp_path, [3, 20, 40], say=lambda text: None)
     assert (young.batches, older.batches, old.batches) == (3, 20, 40)
-    assert len(young.commit_ms) == len(older.commit_ms) == len(old.commit_ms) == 20
+    for age in (young, older, old):
+        assert len(age.batch_ms) == len(age.commit_ms) == 20
+        assert 0 < statistics.median(age.commit_ms) < statistics.median(age.batch_ms)
     assert 0 < young.live_files_max <= 2 * (20 + 3)
     assert WINDOW_COMMITS % table.CHECKPOINT_COMMITS == 0
 
@@ -309,11 +313,11 @@ def test_reads_are_held_against_redis_turn_by_turn() -> None:
     )
     figures = {f.name: f for f in reads_figures(MeasuredReads(idle={1: one, 2: two}, busy=[busy, busy]))}
     ratio = figures["reads to Redis GET, 1 worker"]
-    assert ratio == Figure(ratio.name, 0.25, "ratio", "≥ 0.2", True, (0.25, 0.25))
+    assert ratio == Figure(ratio.name, 0.25, "ratio", "≥ 0.2", True, (0.25, 0.25), peer="Redis")
     assert figures["reads to Redis GET, 2 workers"].goal is None
     p99 = figures["p99 of reads, 1 worker"]
     assert (p99.value, p99.goal, p99.met) == (19, "≤ 10.0", False)
-    assert figures["Redis GET"].spread == (40_000, 80_000)
+    assert (figures["Redis GET"].spread, figures["Redis GET"].peer) == ((40_000, 80_000), "Redis")
     assert figures["reads to Redis GET while ingesting, 2 workers"].value == 1
     assert figures["ingest to that without reads, about 2,000 reads/s"].value == 0.9
     assert figures["ingest to that without reads, reads at full speed, 2 workers"].value == 0.75

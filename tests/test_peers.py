@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from opentab import cli
 from opentab.errors import InputError, MachineError, OpentabError
 from opentab.lab import peers_bench
+from opentab.lab.audited import audit_replica
+from opentab.lab.billed_home import bill_month
+from opentab.lab.catch_up import measure_catch_up
 from opentab.lab.compare import compare, machines_differ, read_figures, verdict
+from opentab.lab.end_to_end import EndToEnd
 from opentab.lab.figures import Figure, plain, write_json
+from opentab.lab.measured_run import Committed, MeasuredRun
 from opentab.lab.peers_bench import (
     ALL,
     COMMIT,
@@ -28,7 +34,14 @@ from opentab.lab.peers_bench import (
     peers_figures,
 )  # fmt: skip
 from opentab.lab.plots import draw_all
-from opentab.lab.whole_bench import Chapter, all_chapters, bench_whole, document_to_keep, quick_chapters
+from opentab.lab.whole_bench import (
+    Chapter,
+    all_chapters,
+    bench_whole,
+    document_to_keep,
+    failed_chapters,
+    quick_chapters,
+)
 from product import opentab
 
 EVENTS = 4_000
@@ -46,6 +59,8 @@ def test_opentab_and_spark_s_own_ways_over_one_topic(tmp_path: Path) -> None:
     for name in contenders:
         assert rates[f"{name}, 20 customers"].value > 0
     assert rates[f"{END} to {ROCKSDB}, 20 customers"].peer == ROCKSDB
+    checkpoints = rates[f"{ROCKSDB}, 20 customers, checkpoints"]
+    assert (checkpoints.value >= 1, checkpoints.peer) == (True, ROCKSDB)
     document = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     assert set(document["figures"][0]) == {"name", "value", "unit", "goal", "met", "peer", "spread"}
     settings = document["machine"]["settings"][ROCKSDB]
@@ -83,8 +98,41 @@ def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.Mo
     contenders, skipped = peers_bench._present(ALL, said.append)
     assert FLINK_HEAP not in contenders
     assert FLINK_ROCKSDB not in contenders
+    assert REDIS in contenders
     assert len(skipped) == 2
-    assert "Flink could not be installed" in said[-1]
+    assert any("Flink could not be installed" in line for line in said)
+
+
+def test_without_redis_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    said: list[str] = []
+    contenders, skipped = peers_bench._present((READING, REDIS), said.append)
+    assert contenders == [READING]
+    assert skipped[0].startswith(f"{REDIS}: redis-server is missing (on Debian run: ")
+    assert said[-1] == f"skipped: {skipped[0]}"
+
+
+def test_end_to_end_ends_when_all_can_be_read() -> None:
+    batches = tuple(Committed(number, number * 1_000_000, 100) for number in (1, 2, 3))
+    run = MeasuredRun(0, batches, {}, 0.0)
+    folded = EndToEnd(run, folded_us=6_000_000, replica_bytes=1)
+    assert (run.events_per_second, folded.events_per_second) == (100, 50)
+    assert (run.warm_events_per_second, folded.warm_events_per_second) == (100, 25)
+    one = Turn(20, rates={END: 25, COMMIT: 100}, runs={END: run, COMMIT: run}, folded={END: folded})
+    figures = {figure.name: figure.value for figure in peers_figures([one])}
+    assert figures[f"{END}, 20 customers, from the start"] == 50
+    assert figures[f"{COMMIT}, 20 customers, from the start"] == 100
+
+
+def test_a_replica_that_differs_from_the_planned_bills_is_found(tmp_path: Path) -> None:
+    home = bill_month(tmp_path / "home", customers=3)
+    measure_catch_up(home)
+    audit_replica(home, expected_path=home.expected_path)
+    bills = home.expected_path / "bills.csv"
+    first, *others = bills.read_text(encoding="utf-8").splitlines()
+    bills.write_text("\n".join([first, *others[1:]]) + "\n", encoding="utf-8")
+    with pytest.raises(OpentabError, match="the replica differs from the planned bills for 1 customers"):
+        audit_replica(home, expected_path=home.expected_path)
 
 
 def chapter(name: str, *figures: Figure) -> Chapter:
@@ -105,11 +153,34 @@ def test_the_whole_goes_on_behind_a_chapter_that_fails(tmp_path: Path) -> None:
     document = read_figures(tmp_path / "all.json")
     assert document.figures == figures
     assert document.machine["chapters"]["two"]["failed"] == "no more room"
+    assert failed_chapters(chapters, figures) == ["two"]
     one = document.machine["chapters"]["one"]
     assert one["extra"] == "one"
     assert len(one["load"]) == 2
     assert min(one["yardstick_ms"]) > 0
     assert 0 <= one["stolen_share"] <= one["stolen_share"] + one["busy_share"] <= 1
+
+
+def test_a_bug_in_a_chapter_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    def stumble(**_: object) -> list[Figure]:
+        raise IndexError("list index out of range")
+
+    chapters = [Chapter("one", stumble), chapter("two", plain("b", [2.0], "s"))]
+    figures = bench_whole(chapters, json_path=tmp_path / "all.json", work_dir=tmp_path, say=lambda _: None)
+    assert [figure.name for figure in figures] == ["two: b"]
+    assert read_figures(tmp_path / "all.json").machine["chapters"]["one"]["failed"].startswith("IndexError")
+
+
+def test_a_bench_of_which_a_chapter_fails_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> list[Figure]:
+        raise OpentabError("the audit did not agree")
+
+    monkeypatch.setattr("opentab.lab.whole_bench.quick_chapters", lambda: [Chapter("peers", fail)])
+    with pytest.raises(OpentabError, match="not all was measured: peers"):
+        cli.commands(["bench", "--quick"], standalone_mode=False)
+    assert "peers failed: the audit did not agree" in capsys.readouterr().err
 
 
 def test_a_chapter_is_measured_anew_in_a_document_that_is_there(tmp_path: Path) -> None:

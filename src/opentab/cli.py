@@ -934,7 +934,7 @@ def bench(
         return
     from opentab.lab.plots import draw_all
     from opentab.lab.tool import find_matplotlib
-    from opentab.lab.whole_bench import all_chapters, bench_whole, document_to_keep, quick_chapters
+    from opentab.lab.whole_bench import all_chapters, bench_whole, document_to_keep, failed_chapters, quick_chapters
 
     if plots_path is not None:
         find_matplotlib()
@@ -950,6 +950,8 @@ def bench(
     if plots_path is not None:
         for path in draw_all(figures, plots_path):
             terminal.write(f"drawn: {path}", sys.stderr)
+    if failed := failed_chapters(chapters, figures):
+        raise OpentabError(f"not all was measured: {', '.join(failed)}", hint="why stands above, and in the document")
 
 
 @bench.command("compare")
@@ -976,9 +978,9 @@ def bench_compare_command(before: Path, after: Path) -> None:
 def bench_peers_command(sizes: tuple[int, ...], quick: bool, **options: Any) -> None:
     """Throughput beside reading alone, Spark's aggregation, Spark to Redis and Flink, from one Kafka topic."""
     from opentab.lab.peers_bench import ALL, QUICK, bench_peers
+    from opentab.lab.whole_bench import SIZES_OF_TOPICS
 
-    chosen = tuple(sorted(sizes)) or (100, 10_000, 1_000_000)
-    _print_figures(bench_peers, sizes=chosen, contenders=QUICK if quick else ALL, **options)
+    _print_figures(bench_peers, sizes=sizes or SIZES_OF_TOPICS, contenders=QUICK if quick else ALL, **options)
 
 
 @bench.command("recovery")

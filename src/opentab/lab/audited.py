@@ -1,4 +1,4 @@
-"""The audit behind a measured run: a run whose bill is wrong counts as failed."""
+"""The audit behind a measured run, and of the replica beside it: a run whose bill is wrong counts as failed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.lab.expected import read_bills
+from opentab.replica import blocks
+from opentab.replica.reader import Reader
 
 
 def audit(home: Home, *, expected_path: Path | None = None, but: Collection[str] = ()) -> None:
@@ -33,3 +36,21 @@ def audit(home: Home, *, expected_path: Path | None = None, but: Collection[str]
     wrong = [check for check in differing if check["name"] not in but]
     if wrong or not differing:  # in the second case it has failed in another way
         raise OpentabError(f"the audit did not agree: {str(wrong or done.stderr.strip())[:300]}")
+
+
+def audit_replica(home: Home, *, expected_path: Path) -> None:
+    """Raise unless a home's replica holds, for each customer and month, what the simulator planned."""
+    planned = read_bills(expected_path)
+    reader = Reader(home.replica_path)
+    try:
+        with reader.read() as snapshot:
+            held = {
+                (period, name.decode()): micros
+                for period in sorted({period for period, _ in planned})
+                for name, micros in blocks.totals(snapshot, period.encode())
+            }
+    finally:
+        reader.close()
+    wrong = [key for key in planned.keys() | held.keys() if planned.get(key) != held.get(key)]
+    if wrong:
+        raise OpentabError(f"the replica differs from the planned bills for {len(wrong):,} customers, as {min(wrong)}")

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -216,7 +216,8 @@ def _peer(log: Log, work_dir: Path, say: Say) -> list[Figure]:
     if int(kept) != log.event_count:
         raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
     label = f"{log.repeats_share:.0%} repeats"
-    return [plain(f"Spark's dropDuplicatesWithinWatermark, {label}", [float(rate)], "lines/s")]
+    name = "Spark's dropDuplicatesWithinWatermark"
+    return [replace(plain(f"{name}, {label}", [float(rate)], "lines/s"), peer=name)]
 
 
 def _receipts(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:

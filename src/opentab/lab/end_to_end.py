@@ -28,11 +28,16 @@ class EndToEnd:
     replica_bytes: int
 
     @property
+    def events_per_second(self) -> float:
+        """Of the whole run, from the start of the process to the moment when all can be read."""
+        return self.run.event_count * SECOND_US / (self.folded_us - self.run.started_us)
+
+    @property
     def warm_events_per_second(self) -> float:
         """Of the batches behind the warm-up, to the moment when all can be read; of the whole run where it is short."""
         warm = self.run.batches[WARM_UP_BATCHES:]
         if not warm:
-            return self.run.event_count * SECOND_US / (self.folded_us - self.run.started_us)
+            return self.events_per_second
         began_us = self.run.batches[WARM_UP_BATCHES - 1].at_us
         return sum(batch.event_count for batch in warm) * SECOND_US / (self.folded_us - began_us)
 

@@ -91,11 +91,12 @@ def run_figures(runs_of: Mapping[int, Sequence[MeasuredRun]]) -> list[Figure]:
 
 
 def age_figures(ages: Sequence[Age]) -> list[Figure]:
-    """What the ledger's age costs. Commits were taken in turn, so their medians compare, checkpoint by checkpoint."""
+    """What the ledger's age costs. Batches were taken in turn, so their medians compare, checkpoint by checkpoint."""
     figures = []
     for age in ages:
         label = f"after {age.batches:,} batches"
         figures += [
+            plain(f"batch {label}", age.batch_ms, "ms"),
             plain(f"commit {label}", age.commit_ms, "ms"),
             plain(f"open the journal {label}", age.open_ms, "ms"),
             plain(f"live files {label}", [age.live_files_max], "files"),
@@ -104,17 +105,21 @@ def age_figures(ages: Sequence[Age]) -> list[Figure]:
     young = ages[0]
     for old in ages[1:]:
         name = f"{old.batches:,} to {young.batches:,} batches"
-        commits = [one / other for one, other in zip(_rounds(old), _rounds(young), strict=True)]
+        for what, of_old, of_young in (
+            ("batch", old.batch_ms, young.batch_ms),
+            ("commit", old.commit_ms, young.commit_ms),
+        ):
+            ratios = [one / other for one, other in zip(_rounds(of_old), _rounds(of_young), strict=True)]
+            figures.append(at_most(f"{what}, {name}", ratios, "ratio", OLD_TO_YOUNG_MAX))
         files = old.live_files_max / young.live_files_max
-        figures.append(at_most(f"commit, {name}", commits, "ratio", OLD_TO_YOUNG_MAX))
         figures.append(at_most(f"live files, {name}", [files], "ratio", OLD_TO_YOUNG_MAX))
     return figures
 
 
-def _rounds(age: Age) -> list[float]:
-    """The median commit of each round from checkpoint to checkpoint, in milliseconds."""
-    firsts = range(0, len(age.commit_ms), CHECKPOINT_COMMITS)
-    return [statistics.median(age.commit_ms[first : first + CHECKPOINT_COMMITS]) for first in firsts]
+def _rounds(taken_ms: Sequence[float]) -> list[float]:
+    """The median of each round from checkpoint to checkpoint."""
+    firsts = range(0, len(taken_ms), CHECKPOINT_COMMITS)
+    return [statistics.median(taken_ms[first : first + CHECKPOINT_COMMITS]) for first in firsts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Does a batch cost more on an old ledger? Ledgers of several ages, made by commits alone, measured turn by turn.
 
-They take one commit each in turn, so that whatever else the machine does meets all of them. Batches are as small as
-can be: what is left is what a commit itself costs.
+Then each bills one batch in turn, as the pipeline does it, so that whatever else the machine does meets all of them.
+Batches are as small as can be: what is left is what a batch costs by itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +19,11 @@ from opentab import config
 from opentab.ledger.files import new_run, stage
 from opentab.ledger.journal import Journal
 from opentab.ledger.table import CHECKPOINT_COMMITS
+from opentab.log.directory import DirectoryLog, Producer
 from opentab.periods import to_us
 from opentab.pipeline.closer import Closer
+from opentab.pipeline.job import Job
+from opentab.pipeline.segments import DirectorySource
 from opentab.pipeline.upkeep import keep_up
 from opentab.records import ENTRY, BatchRecord, PartitionState
 
@@ -27,6 +31,8 @@ UPKEEP_BATCHES = 16  # upkeep looks at the files so often; when it then works is
 # A commit gets slower from one checkpoint to the next, twofold and more: only whole rounds compare.
 WINDOW_COMMITS = 2 * CHECKPOINT_COMMITS
 MICROS = 1_000_000
+MEASURED_PARTITION = "measured"
+EVENT = b'{"time":"%s","customer":"emma","type":"CALL","amount":"1.00"}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,8 @@ class Age:
     """What a ledger of a certain number of batches costs."""
 
     batches: int
-    commit_ms: tuple[float, ...]
+    batch_ms: tuple[float, ...]
+    commit_ms: tuple[float, ...]  # of that
     open_ms: tuple[float, ...]  # what a reader pays that begins anew
     live_files_max: int  # over the window: compaction lets it rise and fall
     log_files_max: int
@@ -49,9 +56,28 @@ class SyntheticLedger:
         self.run = new_run()
         self._closer = Closer(self.home, run=self.run)
         self.journal = Journal.create(self.home.ledger, self.home.identity)
+        self._log = DirectoryLog(self.home.log_path)
+        self._producer = Producer(self._log, MEASURED_PARTITION)
+        self._source = DirectorySource(self._log, self.home)
 
-    def commit(self) -> float:
-        """Commit the next batch; returns the milliseconds of the commit alone."""
+    @cached_property
+    def _job(self) -> Job:
+        return Job(self.home, self.journal, self._source, run=self.run)
+
+    def bill(self) -> float:
+        """Bill one event as the pipeline does; the milliseconds of the batch, from its segment to its commit."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._producer.append(EVENT % at.encode())
+        portion = self._source.next(self._job.positions)
+        assert portion is not None
+        began = time.perf_counter()
+        record = self._job.bill(portion)
+        took_ms = (time.perf_counter() - began) * 1000
+        self._keep_up(record.batch)
+        return took_ms
+
+    def commit(self) -> None:
+        """Commit the next batch, one that nobody has billed."""
         batch = self.journal.position + 1
         now_us = to_us(datetime.now(UTC))
         file = stage(self.journal.root, "entry", _entry(batch, now_us), run=self.run, batches=(batch, batch))
@@ -72,12 +98,8 @@ class SyntheticLedger:
             input_bytes=100,
             rules=self.home.rules,
         )
-        began = time.perf_counter()
         self.journal.commit(record, [file])
-        took_ms = (time.perf_counter() - began) * 1000
-        if batch % UPKEEP_BATCHES == 0:
-            keep_up(self._opened(), self.home, self._closer, run=self.run)
-        return took_ms
+        self._keep_up(batch)
 
     def grow(self, batches: int, say: Callable[[str], None]) -> None:
         """Commit until there are so many batches."""
@@ -98,6 +120,16 @@ class SyntheticLedger:
     def log_files(self) -> int:
         return sum(1 for _ in (self.journal.root.path / "_delta_log").iterdir())
 
+    def commits_ms(self, count: int) -> list[float]:
+        """The milliseconds of so many commits up to the last but one: each batch names that of the one before."""
+        records = self.journal.batches(after=self.journal.position - count)
+        return [record.steps_ms["committing"] for record in records]
+
+    def _keep_up(self, batch: int) -> None:
+        """What runs beside the stream now and then."""
+        if batch % UPKEEP_BATCHES == 0:
+            keep_up(self._opened(), self.home, self._closer, run=self.run)
+
     def _opened(self) -> Journal:
         journal = Journal.open(self.home.ledger, self.home.identity)
         assert journal is not None
@@ -105,26 +137,27 @@ class SyntheticLedger:
 
 
 def measure_ages(work_dir: Path, ages: Sequence[int], *, say: Callable[[str], None]) -> list[Age]:
-    """What ledgers of so many batches each cost over one window of commits, taken in turn."""
+    """What ledgers of so many batches each cost over one window of batches, taken in turn."""
     ledgers = [SyntheticLedger(work_dir / f"of-{batches}") for batches in ages]
     for ledger, batches in zip(ledgers, ages, strict=True):
         ledger.grow(batches, say)
         # All begin the window alike, with nothing left to merge.
         ledger.journal.compact(run=ledger.run, files_max=2)
-    commit_ms: list[list[float]] = [[] for _ in ages]
+        ledger.bill()  # the first one that is measured tells of its commit
+    batch_ms: list[list[float]] = [[] for _ in ages]
     open_ms: list[list[float]] = [[] for _ in ages]
     live_files, log_files = [0] * len(ages), [0] * len(ages)
     for turn in range(WINDOW_COMMITS):
         for which in range(len(ages))[:: 1 if turn % 2 else -1]:
             ledger = ledgers[which]
-            commit_ms[which].append(ledger.commit())
+            batch_ms[which].append(ledger.bill())
             if turn % UPKEEP_BATCHES == 0:
                 open_ms[which].append(ledger.open_ms())
             live_files[which] = max(live_files[which], ledger.live_files())
             log_files[which] = max(log_files[which], ledger.log_files())
     return [
-        Age(batches, tuple(commit_ms[i]), tuple(open_ms[i]), live_files[i], log_files[i])
-        for i, batches in enumerate(ages)
+        Age(batches, tuple(batch_ms[i]), tuple(ledger.commits_ms(WINDOW_COMMITS)), tuple(open_ms[i]), live, files)
+        for i, (batches, ledger, live, files) in enumerate(zip(ages, ledgers, live_files, log_files, strict=True))
     ]
 
 

@@ -24,6 +24,7 @@ from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
 
 SAMPLE_SECONDS = 0.25
+FORK_SECONDS = 0.5  # a process that young may be a copy of its parent, about to become another program
 # The first batch starts the Python workers, the second finds them cold.
 WARM_UP_BATCHES = 2
 DRIVER, JVM, WORKERS, TOTAL = "driver", "JVM", "workers", "total"
@@ -142,8 +143,11 @@ class MemoryPeaks:
 
 def _resident(root: psutil.Process, children: list[psutil.Process]) -> list[tuple[str, int]]:
     held = [(DRIVER, root.memory_info().rss)]
+    now = time.time()
     for child in children:
         try:
+            if now - child.create_time() < FORK_SECONDS:
+                continue
             # What is neither the driver nor Java was started by Java: Spark's Python workers.
             held.append((JVM if child.name() == "java" else WORKERS, child.memory_info().rss))
         except psutil.NoSuchProcess:

@@ -1,7 +1,8 @@
 """opentab bench peers: opentab and what people would use instead, over the same events in the same Kafka topic.
 
-All of them take turns, so that drift of the machine meets each, and a ratio is taken within a turn. What opentab
-billed is audited after every run, and a peer's total is held against what the audit found right: a wrong bill ends it.
+All of them take turns, so that drift of the machine meets each; a ratio is taken within a turn, between neighbours
+where that can be. What opentab billed is audited after every run, and so is the replica beside it. The total of a peer
+is held against what the audit found right, Flink's over its warm-up; a wrong one ends the bench.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from opentab import config
 from opentab.config import Home
 from opentab.errors import MachineError, OpentabError
-from opentab.lab.audited import audit
+from opentab.lab.audited import audit, audit_replica
 from opentab.lab.broker import Broker
 from opentab.lab.end_to_end import EndToEnd, measure_end_to_end
 from opentab.lab.expected import read_bills
@@ -24,13 +25,13 @@ from opentab.lab.measured_run import TOTAL, MeasuredRun, measure_home
 from opentab.lab.month_log import write_month
 from opentab.lab.peers.flink import State, install_flink, measure_flink
 from opentab.lab.peers.outcome import PeerRun
-from opentab.lab.peers.spark import Way, measure_spark
+from opentab.lab.peers.spark import Way, find_redis, measure_spark
 from opentab.lab.weight import file_bytes
 from opentab.ledger.journal import Journal
 
 CORES = 2
 WARM_UP_EVENTS, WARM_UP_CUSTOMERS = 4_000_000, 100  # for Flink's JVM: as many as our two batches of warm-up have
-TOPIC, WARM_UP_TOPIC = "events", "warm-up"
+WARM_UP_TOPIC = "warm-up"
 
 COMMIT, COMMIT_ONCE = "opentab, to commit", "opentab, to commit, dedupe on"
 END, END_ONCE = "opentab, end to end", "opentab, end to end, dedupe on"
@@ -41,14 +42,16 @@ FLINK_HEAP, FLINK_ROCKSDB = "Flink SQL, heap state", "Flink SQL, RocksDB state"
 SPARK_WAYS: dict[str, Way] = {READING: "reading", ROCKSDB: "rocksdb", HEAP: "heap", REDIS: "redis"}
 FLINK_STATES: dict[str, State] = {FLINK_HEAP: "heap", FLINK_ROCKSDB: "rocksdb"}
 OURS = (COMMIT, COMMIT_ONCE, END, END_ONCE)
-ALL = (READING, COMMIT, ROCKSDB, END, HEAP, COMMIT_ONCE, REDIS, END_ONCE, FLINK_HEAP, FLINK_ROCKSDB)
-QUICK = (READING, COMMIT, END, COMMIT_ONCE)
+# Whoever is compared comes soon behind the other; what takes most of the memory comes last.
+ALL = (READING, COMMIT, COMMIT_ONCE, END_ONCE, END, FLINK_HEAP, FLINK_ROCKSDB, REDIS, ROCKSDB, HEAP)
+QUICK = (READING, COMMIT, COMMIT_ONCE, END)
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
     """A topic with a month of events, and the home that wrote it."""
 
+    name: str
     home: Home
     customers: int
     event_count: int
@@ -77,19 +80,24 @@ def bench_peers(
 
     A batch, ours and Spark's, takes so many events at most; as many as it does by itself where nothing is said.
 
-    1. a topic for each number of customers, 2. the contenders in turn, as often as wanted, 3. write JSON
+    1. a topic for each number of customers, 2. the contenders in turn over each, as often as wanted, 3. write JSON
     """
     machine = describe_machine()
     contenders, skipped = _present(contenders, say)
     turns: list[Turn] = []
-    for size in sizes:
-        with Broker(work_dir / "broker") as broker:
-            topic = _fill(broker, work_dir / "source", min(size, events), events, batch_events, say)
-            for repeat in range(1, repeats + 1):
+    with Broker(work_dir / "broker") as broker:
+        warm_up_micros = _fill_warm_up(broker, work_dir / "source", min(*sizes, WARM_UP_CUSTOMERS), events)
+        topics = [
+            _fill(broker, work_dir / "source", min(size, events), events, batch_events, warm_up_micros, say)
+            for size in sizes
+        ]
+        for repeat in range(1, repeats + 1):
+            for topic in topics:
                 say(f"{topic.customers:,} customers, turn {repeat} of {repeats}")
+                broker.read_files(topic.name)  # so that no run finds them on the disk and the next one in memory
                 turns.append(_turn(broker, topic, contenders, work_dir, say))
-        for name in ("broker", "source"):
-            shutil.rmtree(work_dir / name)
+    for name in ("broker", "source"):
+        shutil.rmtree(work_dir / name)
     figures = peers_figures(turns)
     machine["settings"] = _settings(turns)
     for name, settings in machine["settings"].items():
@@ -102,28 +110,38 @@ def bench_peers(
 
 def _present(contenders: Sequence[str], say: Say) -> tuple[list[str], list[str]]:
     """The contenders that can be had on this machine, and of the others why not."""
-    flinks = [name for name in contenders if name in FLINK_STATES]
-    if not flinks:
-        return list(contenders), []
-    try:
-        say("looking for Flink")
-        install_flink()
-    except MachineError as error:
-        say(f"skipped: {', '.join(flinks)}: {error}")
-        return [name for name in contenders if name not in flinks], [f"{name}: {error}" for name in flinks]
-    return list(contenders), []
+    missing: dict[str, MachineError] = {}
+    for names, find in ((tuple(FLINK_STATES), install_flink), ((REDIS,), find_redis)):
+        wanted = [name for name in contenders if name in names]
+        if not wanted:
+            continue
+        say(f"looking for what these need: {', '.join(wanted)}")
+        try:
+            find()
+        except MachineError as error:
+            say(f"skipped: {', '.join(wanted)}: {error}")
+            missing |= dict.fromkeys(wanted, error)
+    return [name for name in contenders if name not in missing], [f"{name}: {error}" for name, error in missing.items()]
 
 
-def _fill(broker: Broker, path: Path, customers: int, events: int, batch_events: int | None, say: Say) -> Topic:
-    """Write a month to a topic, and a small one of few customers for warm-ups."""
+def _fill_warm_up(broker: Broker, path: Path, customers: int, events: int) -> int:
+    """Write a topic of few customers for warm-ups; what it comes to, in micros."""
+    home = _home(path / WARM_UP_TOPIC, broker, WARM_UP_TOPIC, dedupe="off")
+    each = min(events, WARM_UP_EVENTS) // customers
+    write_month(home, customers=customers, events_per_customer=each, id_share=1.0)
+    return sum(read_bills(home.expected_path).values())
+
+
+def _fill(
+    broker: Broker, path: Path, customers: int, events: int, batch_events: int | None, warm_up_micros: int, say: Say
+) -> Topic:
+    """Write a month to a topic."""
     say(f"writing about {events:,} events of {customers:,} customers to a topic")
-    warm_up = _home(path / WARM_UP_TOPIC, broker, WARM_UP_TOPIC, dedupe="off")
-    few = min(WARM_UP_CUSTOMERS, customers)
-    write_month(warm_up, customers=few, events_per_customer=min(events, WARM_UP_EVENTS) // few, id_share=1.0)
-    home = _home(path / TOPIC, broker, TOPIC, dedupe="off", batch_events=batch_events)
+    name = f"events-{customers}"
+    home = _home(path / name, broker, name, dedupe="off", batch_events=batch_events)
     outcome = write_month(home, customers=customers, events_per_customer=events // customers, id_share=1.0)
-    warm_up_micros = sum(read_bills(warm_up.expected_path).values())
-    return Topic(home, customers, outcome.event_count_planned, warm_up_micros, home["pipeline.batch_events_max"])
+    batch_events = home["pipeline.batch_events_max"]
+    return Topic(name, home, customers, outcome.event_count_planned, warm_up_micros, batch_events)
 
 
 def _home(path: Path, broker: Broker, topic: str, *, dedupe: str, batch_events: int | None = None) -> Home:
@@ -154,7 +172,7 @@ def _turn(broker: Broker, topic: Topic, contenders: Sequence[str], work_dir: Pat
 def _measure_ours(turn: Turn, name: str, broker: Broker, topic: Topic, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     dedupe = "unbounded" if name in (COMMIT_ONCE, END_ONCE) else "off"
-    home = _home(path, broker, TOPIC, dedupe=dedupe, batch_events=topic.batch_events)
+    home = _home(path, broker, topic.name, dedupe=dedupe, batch_events=topic.batch_events)
     if name in (END, END_ONCE):
         folded = measure_end_to_end(home)
         turn.folded[name] = folded
@@ -164,6 +182,8 @@ def _measure_ours(turn: Turn, name: str, broker: Broker, topic: Topic, path: Pat
         rate = run.warm_events_per_second or run.events_per_second
     turn.runs[name], turn.rates[name] = run, rate
     turn.sum_micros = audited(home, topic)
+    if name in turn.folded:
+        audit_replica(home, expected_path=topic.home.expected_path)
     turn.ledger_bytes[name] = file_bytes(home.ledger.path)
     shutil.rmtree(path)
 
@@ -183,17 +203,17 @@ def _measure_peer(turn: Turn, name: str, broker: Broker, topic: Topic, scratch: 
     address = broker.address
     if name in FLINK_STATES:
         peer = measure_flink(
-            address=address, topic=TOPIC, warm_topic=WARM_UP_TOPIC, state=FLINK_STATES[name], scratch=scratch
+            address=address, topic=topic.name, warm_topic=WARM_UP_TOPIC, state=FLINK_STATES[name], scratch=scratch
         )
     else:
         way = SPARK_WAYS[name]
-        peer = measure_spark(way, address=address, topic=TOPIC, batch_events=topic.batch_events, scratch=scratch)
+        peer = measure_spark(way, address=address, topic=topic.name, batch_events=topic.batch_events, scratch=scratch)
     turn.peers[name], turn.rates[name] = peer, peer.events_per_second
 
 
 def peers_figures(turns: Sequence[Turn]) -> list[Figure]:
     """What the turns come to: rates by the number of customers, then the ratios that there are goals for."""
-    sizes = list(dict.fromkeys(turn.customers for turn in turns))
+    sizes = sorted({turn.customers for turn in turns})
     by_size = {size: [turn for turn in turns if turn.customers == size] for size in sizes}
     figures: list[Figure] = []
     for size, found in by_size.items():
@@ -224,12 +244,17 @@ def _rates(size: int, turns: Sequence[Turn]) -> list[Figure]:
         if rates:
             figure = plain(f"{name}, {size:,} customers", rates, "events/s")
             figures.append(replace(figure, peer=None if name in OURS else name))
-    for name in OURS:
+    for name in ALL:
+        label = f"{name}, {size:,} customers"
         runs = [turn.runs[name] for turn in turns if name in turn.runs]
         if runs:
-            label = f"{name}, {size:,} customers"
-            figures.append(plain(f"{label}, from the start", [run.events_per_second for run in runs], "events/s"))
+            whole = [turn.folded.get(name, turn.runs[name]).events_per_second for turn in turns if name in turn.runs]
+            figures.append(plain(f"{label}, from the start", whole, "events/s"))
             figures.append(plain(f"{label}, commits", [len(run.batches) for run in runs], "batches"))
+        peers = [turn.peers[name] for turn in turns if name in turn.peers]
+        if peers and name != READING:
+            checkpoints = plain(f"{label}, checkpoints", [peer.checkpoints for peer in peers], "checkpoints")
+            figures.append(replace(checkpoints, peer=name))
     return figures
 
 

@@ -14,14 +14,6 @@ from opentab.lab.tool import find_matplotlib
 COLOURS = {"opentab": "#1f5fa8", "Flink": "#c0392b", "Spark": "#3a7d44"}
 OTHERS = "#777777"
 WIDE = (9.0, 5.0)
-LOOK = {
-    "svg.hashsalt": "opentab",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 CUSTOMERS = re.compile(r", ([\d,]+) customers$")
 
 

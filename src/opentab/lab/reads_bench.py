@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -133,8 +133,9 @@ def reads_figures(measured: MeasuredReads) -> list[Figure]:
         figures += _load_figures(f"reads, {label}", [turn.ours for turn in turns], p99_ms_max=P99_MS_MAX)
         ratios = [turn.ours.per_second / turn.redis.per_second for turn in turns]
         name = f"reads to Redis GET, {label}"
-        figures.append(at_least(name, ratios, "ratio", RATIO_MIN) if count == 1 else plain(name, ratios, "ratio"))
-    figures += _load_figures("Redis GET", [turn.redis for turns in measured.idle.values() for turn in turns])
+        ratio = at_least(name, ratios, "ratio", RATIO_MIN) if count == 1 else plain(name, ratios, "ratio")
+        figures += _of_redis([ratio])
+    figures += _of_redis(_load_figures("Redis GET", [turn.redis for turns in measured.idle.values() for turn in turns]))
     for count in measured.idle:
         full = [busy.full[count] for busy in measured.busy]
         redis = [busy.redis.load for busy in measured.busy]
@@ -143,8 +144,9 @@ def reads_figures(measured: MeasuredReads) -> list[Figure]:
         pairs = [(a.per_second, b.per_second) for a, b in zip(loads, redis, strict=True) if a and b]
         if pairs:
             ratios = [ours / peer for ours, peer in pairs]
-            figures.append(plain(f"reads to Redis GET while ingesting, {_workers(count)}", ratios, "ratio"))
-    figures += _load_figures("Redis GET while ingesting", _given([busy.redis.load for busy in measured.busy]))
+            figures += _of_redis([plain(f"reads to Redis GET while ingesting, {_workers(count)}", ratios, "ratio")])
+    redis_loads = _given([busy.redis.load for busy in measured.busy])
+    figures += _of_redis(_load_figures("Redis GET while ingesting", redis_loads))
     figures += _cost_figures(measured.busy)
     for count, turns in measured.idle.items():
         figures += _memory_figures(_workers(count), [turn.memory for turn in turns])
@@ -294,6 +296,10 @@ def _load_figures(name: str, loads: Sequence[Load], *, p99_ms_max: float | None 
         plain(f"p50 of {name}", [load.p50_ms for load in loads], "ms"),
         plain(p99_name, p99_ms, "ms") if p99_ms_max is None else at_most(p99_name, p99_ms, "ms", p99_ms_max),
     ]
+
+
+def _of_redis(figures: Sequence[Figure]) -> list[Figure]:
+    return [replace(figure, peer="Redis") for figure in figures]
 
 
 def _cost_figures(busy: Sequence[BusyRound]) -> list[Figure]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from opentab.config import Home
 from opentab.errors import OpentabError
+from opentab.lab.audited import audit_replica
 from opentab.lab.billed_home import bill_month, copy_home, journal_of
 from opentab.lab.catch_up import CatchUp, measure_catch_up
 from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
@@ -87,9 +88,9 @@ def replica_figures(turns: Sequence[ReplicaTurn], *, customers: int, entries: in
 
 
 def _turn(home: Home, with_balances: Home) -> ReplicaTurn:
-    bootstrap = _begin_anew(with_balances)
+    bootstrap = _begin_anew(with_balances, home.expected_path)
     bootstrap_disk_bytes = disk_bytes(with_balances.replica_path)
-    fold = _begin_anew(home, one_core=True)
+    fold = _begin_anew(home, home.expected_path, one_core=True)
     if fold.batches != fold.position:
         raise OpentabError("the home has balances, so not all of its journal was folded")
     shutil.rmtree(with_balances.replica_path)
@@ -99,9 +100,10 @@ def _turn(home: Home, with_balances: Home) -> ReplicaTurn:
     return ReplicaTurn(bootstrap, fold, serve_seconds, bootstrap_disk_bytes, disk_bytes(home.replica_path))
 
 
-def _begin_anew(home: Home, *, one_core: bool = False) -> CatchUp:
+def _begin_anew(home: Home, expected_path: Path, *, one_core: bool = False) -> CatchUp:
     shutil.rmtree(home.replica_path, ignore_errors=True)
     made = measure_catch_up(home, one_core=one_core)
     if made.position != journal_of(home).position:
         raise OpentabError(f"the replica stopped at {made.position:,}, before the ledger's end")
+    audit_replica(home, expected_path=expected_path)
     return made

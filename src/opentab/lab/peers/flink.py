@@ -22,6 +22,7 @@ from opentab.errors import MachineError, OpentabError
 from opentab.java import find_java
 from opentab.kafka import silent_logger
 from opentab.lab.jars import alone, cache_path, fetch_jars
+from opentab.lab.peers.fetching import FETCHING
 from opentab.lab.peers.job import run_job
 from opentab.lab.peers.outcome import PeerRun
 
@@ -69,7 +70,7 @@ def measure_flink(*, address: str, topic: str, warm_topic: str, state: State, sc
     flink = install_flink()
     scratch = scratch.absolute()
     shutil.rmtree(scratch, ignore_errors=True)
-    words = [address, topic, warm_topic, BACKENDS[state], str(scratch)]
+    words = [address, topic, warm_topic, BACKENDS[state], str(scratch), msgspec.json.encode(FETCHING).decode()]
     options = f"-Xmx{HEAP} -XX:+UseG1GC"
     environment = {"JAVA_HOME": str(find_java().home), "JVM_ARGS": options, "FLINK_LOG_DIR": str(scratch)}
     # Isolated: what lies beside the script, or on our own path, is none of Flink's business.

@@ -1,4 +1,4 @@
-"""Flink's side of the bench: python flink_job.py ADDRESS TOPIC WARM_TOPIC hashmap|rocksdb SCRATCH
+"""Flink's side of the bench: python flink_job.py ADDRESS TOPIC WARM_TOPIC hashmap|rocksdb SCRATCH FETCHING
 
 It runs in Flink's own environment, so it knows nothing of opentab. Both jobs run on one MiniCluster, in one JVM, the
 first one to warm it up and to prove the query: its totals are collected and summed. The second one is measured. Its
@@ -31,6 +31,7 @@ CREATE TEMPORARY TABLE `{name}` (`time` STRING, customer STRING, `type` STRING, 
   'properties.bootstrap.servers' = '{address}',
   'scan.startup.mode' = 'earliest-offset',
   'scan.bounded.mode' = 'latest-offset',
+  {fetching},
   'format' = 'json'
 )"""
 TOTALS = """
@@ -57,13 +58,15 @@ class Report:
     settings: dict[str, str]
 
 
-def main(address: str, topic: str, warm_topic: str, state: str, scratch: Path) -> None:
+def main(address: str, topic: str, warm_topic: str, state: str, scratch: Path, fetching: dict[str, str]) -> None:
     """1. start a cluster, 2. warm it up and prove the query, 3. measure, 4. say what it came to."""
     settings = job_settings(state, scratch)
     port = start_cluster(settings)
     tables = open_tables(port, settings)
+    properties = {f"properties.{name}": value for name, value in fetching.items()}
+    given = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
     for name, source in (("warm", warm_topic), ("measured", topic)):
-        tables.execute_sql(EVENTS.format(name=name, topic=source, address=address))
+        tables.execute_sql(EVENTS.format(name=name, topic=source, address=address, fetching=given))
     tables.execute_sql(NOWHERE)
     event_count, sum_micros = collect_totals(tables)
     job = run_measured(tables)
@@ -78,7 +81,7 @@ def main(address: str, topic: str, warm_topic: str, state: str, scratch: Path) -
         events_read=events_read,
         checkpoints=checkpoints,
         state_bytes=state_bytes,
-        settings=settings,
+        settings=settings | properties,
     )
     sys.stdout.write(f"\n{json.dumps(asdict(report))}\n")
     sys.stdout.flush()
@@ -173,5 +176,5 @@ def _ask(port: int, path: str) -> Any:
 
 
 if __name__ == "__main__":
-    address, topic, warm_topic, state, scratch = sys.argv[1:]
-    main(address, topic, warm_topic, state, Path(scratch))
+    address, topic, warm_topic, state, scratch, fetching = sys.argv[1:]
+    main(address, topic, warm_topic, state, Path(scratch), json.loads(fetching))

@@ -48,6 +48,11 @@ class RedisLine:
                 raise OpentabError("Redis refused an addition")
             waiting -= data.count(b"\n")
 
+    def info(self, section: str) -> dict[str, str]:
+        """What Redis says of itself."""
+        lines = self.ask(b"INFO", section.encode()).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
     def ask(self, *words: bytes) -> bytes:
         """A command that has one line for an answer, or one text."""
         self._socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from opentab.java import find_java
 from opentab.lab.daemon import Daemon
@@ -21,6 +22,8 @@ from opentab.lab.tool import find_tools
 
 Way = Literal["reading", "rocksdb", "heap", "redis"]
 REDIS_START_SECONDS_MAX = 10
+# It keeps what it is told, as its own docs advise: each second on the disk.
+REDIS_OPTIONS = {"save": "", "appendonly": "yes", "appendfsync": "everysec"}
 
 
 def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scratch: Path) -> PeerRun:
@@ -31,10 +34,24 @@ def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scra
         words = [way, address, topic, str(scratch), str(batch_events)]
         if way != "redis":
             return _run(scratch, *words, "")
-        with _redis(scratch) as port:
-            return _run(scratch, *words, str(port))
+        with _redis(scratch) as (port, server):
+            run = _run(scratch, *words, str(port))
+            held = psutil.Process(server.pid).memory_info().rss
+            with RedisLine(port) as line:
+                version = line.info("server")["redis_version"]
+            return msgspec.structs.replace(
+                run,
+                version=f"{run.version}, Redis {version}",
+                settings=run.settings | {f"redis {name}": value for name, value in REDIS_OPTIONS.items()},
+                memory_bytes_max=run.memory_bytes_max + held,  # it has never held more than now
+            )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def find_redis() -> None:
+    """Raise if there is no Redis on this machine."""
+    find_tools("redis-server")
 
 
 def _run(scratch: Path, *words: str) -> PeerRun:
@@ -45,17 +62,15 @@ def _run(scratch: Path, *words: str) -> PeerRun:
 
 
 @contextmanager
-def _redis(scratch: Path) -> Iterator[int]:
-    """A Redis that keeps what it is told, as its own docs advise: each second on the disk."""
-    find_tools("redis-server")
+def _redis(scratch: Path) -> Iterator[tuple[int, Daemon]]:
+    find_redis()
     port = free_port()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(scratch)]
-    server = Daemon(
-        "redis", ["redis-server", *options, "--save", "", "--appendonly", "yes", "--appendfsync", "everysec"], scratch
-    )
+    options = {"port": str(port), "bind": "127.0.0.1", "dir": str(scratch)} | REDIS_OPTIONS
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    server = Daemon("redis", ["redis-server", *words], scratch)
     server.start()
     try:
         server.wait_until(lambda: RedisLine.answers(port), seconds_max=REDIS_START_SECONDS_MAX)
-        yield port
+        yield port, server
     finally:
         server.kill()
