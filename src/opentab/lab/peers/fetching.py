@@ -1,4 +1,4 @@
-"""How everyone fetches from Kafka: what was found to be fastest for us is given to the others, too."""
+"""How contenders fetch from Kafka: what was found to be fastest for us is given to the others, too."""
 
 from __future__ import annotations
 
