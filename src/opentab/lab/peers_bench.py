@@ -86,11 +86,9 @@ def bench_peers(
     contenders, skipped = _present(contenders, say)
     turns: list[Turn] = []
     with Broker(work_dir / "broker") as broker:
+        sizes = list(dict.fromkeys(min(size, events) for size in sizes))
         warm_up_micros = _fill_warm_up(broker, work_dir / "source", min(*sizes, WARM_UP_CUSTOMERS), events)
-        topics = [
-            _fill(broker, work_dir / "source", min(size, events), events, batch_events, warm_up_micros, say)
-            for size in sizes
-        ]
+        topics = [_fill(broker, work_dir / "source", size, events, batch_events, warm_up_micros, say) for size in sizes]
         for repeat in range(1, repeats + 1):
             for topic in topics:
                 say(f"{topic.customers:,} customers, turn {repeat} of {repeats}")
