@@ -19,9 +19,10 @@ from opentab.errors import MachineError, OpentabError
 from opentab.lab.audited import audit
 from opentab.lab.catch_up import CatchUp
 from opentab.lab.closing_bench import MeasuredClosing, closing_figures
+from opentab.lab.end_to_end import EndToEnd
 from opentab.lab.figures import Figure, as_json, at_least, at_most, plain, render
 from opentab.lab.freshness_bench import MeasuredFreshness, freshness_figures, percentile
-from opentab.lab.ingest_bench import age_figures, run_figures
+from opentab.lab.ingest_bench import age_figures, end_to_end_figures, run_figures
 from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
 from opentab.lab.load import Load
 from opentab.lab.machine import describe_machine
@@ -96,6 +97,18 @@ def test_a_log_too_small_to_warm_up_leaves_those_figures_out() -> None:
     names = [figure.name for figure in run_figures({100: [a_run((5, 10))], 1000: [a_run((5, 10))]})]
     assert not any(name.startswith("warm") for name in names)
     assert "throughput from start, 1,000 to 100 customers" in names
+
+
+def test_end_to_end_is_until_the_replica_has_it() -> None:
+    def folded(seconds: float) -> EndToEnd:
+        run = a_run((8, 800_000), (10, 800_000), (11, 500_000), (12, 500_000))
+        return EndToEnd(run, int((1000 + seconds) * SECOND), replica_bytes=1)
+
+    figures = {f.name: f for f in end_to_end_figures({100: [folded(12), folded(14)], 1_000: [folded(15), folded(20)]})}
+    assert figures["end to end, 100 customers"].spread == (250_000, 500_000)  # a million behind batch 2, at second 10
+    assert figures["end to end from start, 1,000 customers"].spread == (130_000, pytest.approx(2_600_000 / 15))
+    ratio = figures["end to end, 1,000 to 100 customers"]
+    assert (ratio.spread, ratio.goal, ratio.met) == ((0.4, 0.4), "≥ 0.6", False)
 
 
 def test_memory_peaks_by_role_and_at_one_moment() -> None:

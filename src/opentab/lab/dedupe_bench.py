@@ -80,7 +80,7 @@ def bench_dedupe(
         if share == shares[0]:
             figures += _receipts(log, repeats, work_dir, say)
         if peer and share == shares[-1]:
-            figures += _peer(log, work_dir, say)
+            figures += _peer(log, repeats, work_dir, say)
         shutil.rmtree(log.home.path)
     figures += _freshness(repeats, work_dir, say)
     write_json(json_path, machine, figures)
@@ -205,19 +205,27 @@ def _weight(home: Home) -> tuple[int, int]:
     return sum(run.rows for run in runs), sum((root / run.path).path.stat().st_size for run in runs)
 
 
-def _peer(log: Log, work_dir: Path, say: Say) -> list[Figure]:
-    """The same events through Spark's own operator, with RocksDB, in a process of its own: once, so slow is it."""
-    say("the same through Spark's dropDuplicatesWithinWatermark")
-    command = [sys.executable, "-m", "opentab.lab.spark_dedupe_peer", str(log.home.log_path), str(work_dir / "peer")]
+def _peer(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:
+    """The same events through Spark's own operator, with RocksDB, in a process of its own."""
+    name, label = "Spark's dropDuplicatesWithinWatermark", f"{log.repeats_share:.0%} repeats"
+    rates = []
+    for repeat in range(1, repeats + 1):
+        rates.append(_peer_rate(log, work_dir / "peer"))
+        say(f"run {repeat} of {repeats}, {label}, through {name}: {rates[-1]:,.0f} lines/s")
+    return [replace(plain(f"{name}, {label}", rates, "lines/s"), peer=name)]
+
+
+def _peer_rate(log: Log, scratch: Path) -> float:
+    """Lines a second of one run, which must keep just the events that count."""
+    command = [sys.executable, "-m", "opentab.lab.spark_dedupe_peer", str(log.home.log_path), str(scratch)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OpentabError(f"Spark's own operator failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     rate, kept = done.stdout.split()[-2:]
     if int(kept) != log.event_count:
         raise OpentabError(f"Spark's own operator kept {kept} events of {log.event_count:,}")
-    label = f"{log.repeats_share:.0%} repeats"
-    name = "Spark's dropDuplicatesWithinWatermark"
-    return [replace(plain(f"{name}, {label}", [float(rate)], "lines/s"), peer=name)]
+    shutil.rmtree(scratch)
+    return float(rate)
 
 
 def _receipts(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:

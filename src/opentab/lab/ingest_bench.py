@@ -7,6 +7,7 @@ within each turn, before the median.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from pathlib import Path
 
 from opentab import config
 from opentab.config import Home
+from opentab.errors import OpentabError
+from opentab.lab.audited import audit, audit_replica
+from opentab.lab.end_to_end import EndToEnd, measure_end_to_end
 from opentab.lab.figures import MEBIBYTE, Figure, Say, at_least, at_most, plain, write_json
 from opentab.lab.ledger_age import Age, measure_ages
 from opentab.lab.machine import describe_machine
-from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, measure_run
+from opentab.lab.measured_run import DRIVER, JVM, TOTAL, WORKERS, MeasuredRun, copy_home, measure_home
 from opentab.lab.month_log import write_month
 from opentab.ledger.table import CHECKPOINT_COMMITS
 
@@ -27,6 +31,7 @@ OLD_BATCHES = 10_000
 
 WARM_MIN = 400_000
 MANY_TO_FEW_MIN = 0.9
+MANY_TO_FEW_END_TO_END_MIN = 0.6
 FIRST_COMMIT_SECONDS_MAX = 12.0
 OLD_TO_YOUNG_MAX = 1.1
 
@@ -42,21 +47,26 @@ def bench_ingest(
 ) -> list[Figure]:
     """Measure throughput, memory and the cost of an old ledger; write the figures where asked to.
 
-    1. make the logs, 2. run over them in turn, 3. age ledgers and measure them, 4. write JSON
+    1. make the logs, 2. run over them in turn, alone and beside a replica, 3. age ledgers, 4. write JSON
     """
     machine = describe_machine()
     logs = [_make_log(work_dir, customers, events, say) for customers in dict.fromkeys(min(s, events) for s in SIZES)]
     runs: dict[int, list[MeasuredRun]] = {log.customers: [] for log in logs}
+    folded: dict[int, list[EndToEnd]] = {log.customers: [] for log in logs}
     for repeat in range(1, repeats + 1):
         for log in logs:
-            run = measure_run(log.home, work_dir / "run", event_count=log.event_count)
+            label = f"run {repeat} of {repeats}, {log.customers:,} customers"
+            run = _measure(log, work_dir / "run")
             runs[log.customers].append(run)
-            say(
-                f"run {repeat} of {repeats}, {log.customers:,} customers: "
-                f"{run.events_per_second:,.0f} events/s to the last commit, load was {run.load_before:.2f}"
-            )
+            say(f"{label}: {run.events_per_second:,.0f} events/s from the start, load was {run.load_before:.2f}")
+        for log in logs:
+            label = f"run {repeat} of {repeats} with a replica, {log.customers:,} customers"
+            end = _measure_with_replica(log, work_dir / "run")
+            folded[log.customers].append(end)
+            say(f"{label}: {end.warm_events_per_second:,.0f} events/s end to end, load was {end.run.load_before:.2f}")
     ages = [*(age for age in AGES if age < old_batches), old_batches]
-    figures = [*run_figures(runs), *age_figures(measure_ages(work_dir / "ledgers", ages, say=say))]
+    figures = [*run_figures(runs), *end_to_end_figures(folded)]
+    figures += age_figures(measure_ages(work_dir / "ledgers", ages, say=say))
     machine["load_before"] = [run.load_before for turn in zip(*runs.values(), strict=True) for run in turn]
     write_json(json_path, machine, figures)
     return figures
@@ -87,6 +97,22 @@ def run_figures(runs_of: Mapping[int, Sequence[MeasuredRun]]) -> list[Figure]:
         figures.append(at_least(f"warm throughput, {name}", ratios, "ratio", MANY_TO_FEW_MIN))
     ratios = [m.events_per_second / f.events_per_second for f, m in pairs]
     figures.append(at_least(f"throughput from start, {name}", ratios, "ratio", MANY_TO_FEW_MIN))
+    return figures
+
+
+def end_to_end_figures(folded_of: Mapping[int, Sequence[EndToEnd]]) -> list[Figure]:
+    """What runs beside a replica on the same cores come to, by the number of customers, until all can be read."""
+    figures = []
+    for customers, found in folded_of.items():
+        label = f"{customers:,} customers"
+        figures.append(plain(f"end to end, {label}", [one.warm_events_per_second for one in found], "events/s"))
+        figures.append(plain(f"end to end from start, {label}", [one.events_per_second for one in found], "events/s"))
+    few, many = min(folded_of), max(folded_of)
+    if few < many:
+        pairs = zip(folded_of[few], folded_of[many], strict=True)
+        ratios = [m.warm_events_per_second / f.warm_events_per_second for f, m in pairs]
+        name = f"end to end, {many:,} to {few:,} customers"
+        figures.append(at_least(name, ratios, "ratio", MANY_TO_FEW_END_TO_END_MIN))
     return figures
 
 
@@ -137,3 +163,28 @@ def _make_log(work_dir: Path, customers_wanted: int, events: int, say: Say) -> _
     say(f"writing about {events:,} events of {customers:,} customers")
     outcome = write_month(home, customers=customers, events_per_customer=events // customers)
     return _Log(home, customers, outcome.event_count_planned)
+
+
+def _measure(log: _Log, path: Path) -> MeasuredRun:
+    """Run over a copy once; it must bill every event, and rightly."""
+    home = copy_home(log.home, path)
+    run = measure_home(home)
+    _check(home, run, log)
+    shutil.rmtree(path)
+    return run
+
+
+def _measure_with_replica(log: _Log, path: Path) -> EndToEnd:
+    """The same beside a replica, which must hold the bills, too."""
+    home = copy_home(log.home, path)
+    end = measure_end_to_end(home)
+    _check(home, end.run, log)
+    audit_replica(home, expected_path=log.home.expected_path)
+    shutil.rmtree(path)
+    return end
+
+
+def _check(home: Home, run: MeasuredRun, log: _Log) -> None:
+    if run.event_count != log.event_count:
+        raise OpentabError(f"the measured run billed {run.event_count:,} events of {log.event_count:,}")
+    audit(home, expected_path=log.home.expected_path)

@@ -17,8 +17,6 @@ import psutil
 
 from opentab import config
 from opentab.config import Home
-from opentab.errors import OpentabError
-from opentab.lab.audited import audit
 from opentab.lab.command import started
 from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
@@ -86,20 +84,14 @@ def link_log(source: Home, target: Home) -> None:
         segment.read_bytes()
 
 
-def measure_run(source: Home, path: Path, *, event_count: int) -> MeasuredRun:
-    """Run a copy of a home once and say what it took; the copy is removed. It must bill every event, and rightly."""
+def copy_home(source: Home, path: Path) -> Home:
+    """A home of its own at `path` over the log of `source`, with dedupe off: an id has a bench of its own."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    # What an id costs has a bench of its own.
     (path / config.FILE_NAME).write_text('[billing]\ndedupe_window = "off"\n', encoding="utf-8")
     home = config.load(path)
     link_log(source, home)
-    run = measure_home(home)
-    if run.event_count != event_count:
-        raise OpentabError(f"the measured run billed {run.event_count:,} events of {event_count:,}")
-    audit(home, expected_path=source.expected_path)
-    shutil.rmtree(path)
-    return run
+    return home
 
 
 def measure_home(home: Home) -> MeasuredRun:
