@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ from opentab.lab.peers_bench import (
     peers_figures,
 )  # fmt: skip
 from opentab.lab.plots import draw_all
+from opentab.lab.redis_peer import redis_peer
+from opentab.lab.redis_server import redis_server
+from opentab.lab.resp import RedisLine
 from opentab.lab.whole_bench import (
     Chapter,
     all_chapters,
@@ -50,7 +54,7 @@ EVENTS = 4_000
 def test_opentab_and_spark_s_own_ways_over_one_topic(tmp_path: Path) -> None:
     """Every bill is audited on the way: a wrong one would end it."""
     said: list[str] = []
-    contenders = (READING, END, ROCKSDB)
+    contenders = (READING, END, REDIS, ROCKSDB)
     # Sizes that are the same, as large ones are over few events, are one topic.
     figures = bench_peers(
         events=EVENTS, sizes=(20, 20), repeats=1, contenders=contenders,
@@ -67,6 +71,8 @@ def test_opentab_and_spark_s_own_ways_over_one_topic(tmp_path: Path) -> None:
     settings = document["machine"]["settings"][ROCKSDB]
     assert settings["spark.master"] == "local[2]"
     assert "RocksDB" in settings["spark.sql.streaming.stateStore.providerClass"]
+    redis = document["machine"]["settings"][REDIS]
+    assert (redis["redis appendfsync"], ", Redis " in redis["version"]) == ("everysec", True)
     assert any(line.startswith(f"{ROCKSDB} was set up so: ") and "spark.master=local[2]" in line for line in said)
 
 
@@ -95,6 +101,7 @@ def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.Mo
         raise MachineError("Flink could not be installed")
 
     monkeypatch.setattr(peers_bench, "install_flink", fail)
+    monkeypatch.setattr(peers_bench, "find_redis", lambda: None)
     said: list[str] = []
     contenders, skipped = peers_bench._present(ALL, said.append)
     assert FLINK_HEAP not in contenders
@@ -111,6 +118,33 @@ def test_without_redis_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) 
     assert contenders == [READING]
     assert skipped[0].startswith(f"{REDIS}: redis-server is missing (on Debian run: ")
     assert said[-1] == f"skipped: {skipped[0]}"
+
+
+def test_a_redis_of_our_own_answers(tmp_path: Path) -> None:
+    with redis_server(tmp_path, {"save": "", "appendonly": "no"}) as server, RedisLine(server.port) as line:
+        line.add([(b"emma:2026-01", b"CALL", 5), (b"emma:2026-01", b"CALL", -7)])
+        assert line.ask(b"HGET", b"emma:2026-01", b"CALL") == b"-2"
+        assert line.ask(b"HGET", b"emma:2026-01", b"DATA") == b"", "there is nothing"
+        assert line.ask(b"SET", b"text", b"x" * 3_000_000) == b"OK"
+        assert len(line.ask(b"GET", b"text")) == 3_000_000
+        with pytest.raises(OpentabError, match="Redis refused HGET: WRONGTYPE"):
+            line.ask(b"HGET", b"text", b"CALL")
+        with pytest.raises(OpentabError, match="Redis refused an addition"):
+            line.add([(b"text", b"CALL", 1)])
+    assert not RedisLine.answers(server.port), "it ends with us"
+
+
+def test_redis_is_filled_and_read(tmp_path: Path) -> None:
+    with redis_peer(tmp_path, keys=1_000, value="12.34") as redis:
+        load = redis.get(seconds=0.1)
+        assert load.per_second > 0
+        assert redis.misses() == 0
+    with (
+        pytest.raises(OpentabError, match="1 reads of redis found nothing"),
+        redis_peer(tmp_path, keys=1, value="") as one,
+        RedisLine(one.port) as line,
+    ):
+        line.ask(b"GET", b"nobody")
 
 
 def test_end_to_end_ends_when_all_can_be_read() -> None:
@@ -160,6 +194,25 @@ def test_the_whole_goes_on_behind_a_chapter_that_fails(tmp_path: Path) -> None:
     assert len(one["load"]) == 2
     assert min(one["yardstick_ms"]) > 0
     assert 0 <= one["stolen_share"] <= one["stolen_share"] + one["busy_share"] <= 1
+
+
+def test_the_bar_steps_with_every_line_and_is_full_at_the_end(tmp_path: Path) -> None:
+    def talk(count: int, *, json_path: Path, say: Callable[[str], None], **_: object) -> list[Figure]:
+        for number in range(count):
+            say(f"run {number}")
+        write_json(json_path, {}, [])
+        return []
+
+    chapters = [Chapter("as told", partial(talk, 3), lines=3), Chapter("silent", partial(talk, 0), lines=4)]
+    chapters.append(Chapter("more than told", partial(talk, 9), lines=2))
+    steps: list[int] = []
+
+    def advance(step: int, *, total: int, label: str | None = None) -> None:
+        assert total == 9
+        steps.append(step)
+
+    bench_whole(chapters, json_path=None, work_dir=tmp_path, say=lambda _: None, advance=advance)
+    assert steps == [0, 1, 1, 0, 1, 0, 4, 0, 1, *[0] * 8, 1]
 
 
 def test_a_bug_in_a_chapter_does_not_take_the_others_with_it(tmp_path: Path) -> None:

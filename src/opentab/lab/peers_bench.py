@@ -25,7 +25,8 @@ from opentab.lab.measured_run import TOTAL, MeasuredRun, measure_home
 from opentab.lab.month_log import write_month
 from opentab.lab.peers.flink import State, install_flink, measure_flink
 from opentab.lab.peers.outcome import PeerRun
-from opentab.lab.peers.spark import Way, find_redis, measure_spark
+from opentab.lab.peers.spark import Way, measure_spark
+from opentab.lab.redis_server import find_redis
 from opentab.lab.weight import file_bytes
 from opentab.ledger.journal import Journal
 
@@ -97,7 +98,7 @@ def bench_peers(
     for name in ("broker", "source"):
         shutil.rmtree(work_dir / name)
     figures = peers_figures(turns)
-    machine["settings"] = _settings(turns)
+    machine["settings"] = _settings(turns, work_dir / "peer")
     for name, settings in machine["settings"].items():
         say(f"{name} was set up so: {', '.join(f'{key}={value}' for key, value in settings.items())}")
     machine["skipped"] = skipped
@@ -309,6 +310,10 @@ def _ratio(label: str, pairs: Sequence[tuple[float, float]], goal: float | None,
     return [replace(figure, peer=peer)]
 
 
-def _settings(turns: Sequence[Turn]) -> dict[str, dict[str, str]]:
-    """How each peer was set up, and its version."""
-    return {name: {"version": peer.version, **peer.settings} for turn in turns for name, peer in turn.peers.items()}
+def _settings(turns: Sequence[Turn], scratch: Path) -> dict[str, dict[str, str]]:
+    """How each peer was set up, and its version; where its files lay for the while is nobody's setting."""
+    return {
+        name: {"version": peer.version, **{key: v.replace(str(scratch), "…") for key, v in peer.settings.items()}}
+        for turn in turns
+        for name, peer in turn.peers.items()
+    }

@@ -102,7 +102,7 @@ def bench_reads(
 
     1. bill a month, 2. put a log behind it, 3. read in turns, idle, 4. read while copies of the home are ingested
     """
-    find_tools("wrk", "redis-server", "redis-cli", "redis-benchmark")
+    find_tools("wrk", "redis-server", "redis-benchmark")
     machine = describe_machine()
     say(f"billing a month of {customers:,} customers")
     home = bill_month(work_dir / "home", customers=customers)

@@ -1,27 +1,24 @@
-"""Redis beside us: as many keys, values as large as our answers, read by redis-benchmark without pipelining.
-
-It is a Redis of our own, on a free port of loopback, that writes nothing to the disk and ends with the bench.
-"""
+"""Redis beside us: as many keys, values as large as our answers, read by redis-benchmark without pipelining."""
 
 from __future__ import annotations
 
 import csv
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from opentab.errors import OpentabError
-from opentab.lab.free_port import free_port
 from opentab.lab.load import CONNECTIONS, Load
+from opentab.lab.redis_server import redis_server
+from opentab.lab.resp import RedisLine
 
-START_SECONDS_MAX = 10
+OPTIONS = {"save": "", "appendonly": "no"}  # reads alone are measured, so it writes nothing to the disk
 FILL_KEYS = 50_000  # in one go: Redis answers nobody meanwhile
 TRIAL_REQUESTS = 50_000
 # Names as redis-benchmark asks for them.
-FILL = """
+FILL = b"""
 for key = ARGV[1], ARGV[2] do redis.call('SET', string.format('key:%012d', key), ARGV[3]) end
 """
 
@@ -47,61 +44,28 @@ class RedisPeer:
 
     def misses(self) -> int:
         """How many reads found nothing, since the start."""
-        for line in self._ask("INFO", "stats").splitlines():
-            name, _, value = line.partition(":")
-            if name == "keyspace_misses":
-                return int(value)
-        raise OpentabError("redis does not say how many reads found nothing")
+        with RedisLine(self.port) as line:
+            return int(line.info("stats")["keyspace_misses"])
 
     def fill(self, value: str) -> None:
-        for first in range(0, self.keys, FILL_KEYS):
-            last = min(first + FILL_KEYS, self.keys) - 1
-            self._ask("EVAL", FILL, "0", str(first), str(last), value)
-        found = self._ask("DBSIZE").strip()
-        if found != str(self.keys):
-            raise OpentabError(f"redis holds {found} keys of {self.keys}")
-
-    def answers(self) -> bool:
-        return self._ask("PING", check=False).strip() == "PONG"
-
-    def _ask(self, *words: str, check: bool = True) -> str:
-        command = ["redis-cli", "-p", str(self.port), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if check and done.returncode != 0:
-            raise OpentabError(f"redis-cli {words[0]} failed: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        with RedisLine(self.port) as line:
+            for first in range(0, self.keys, FILL_KEYS):
+                last = min(first + FILL_KEYS, self.keys) - 1
+                line.ask(b"EVAL", FILL, b"0", b"%d" % first, b"%d" % last, value.encode())
+            found = int(line.ask(b"DBSIZE"))
+        if found != self.keys:
+            raise OpentabError(f"redis holds {found:,} keys of {self.keys:,}")
 
 
 @contextmanager
-def redis_peer(work_dir: Path, *, keys: int, value: str) -> Iterator[RedisPeer]:
+def redis_peer(directory: Path, *, keys: int, value: str) -> Iterator[RedisPeer]:
     """A Redis with that value under each of so many keys; it ends when we leave."""
-    peer = RedisPeer(free_port(), keys)
-    options = [
-        "--port",
-        str(peer.port),
-        "--bind",
-        "127.0.0.1",
-        "--dir",
-        str(work_dir),
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ]
-    process = subprocess.Popen(["redis-server", *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not peer.answers():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise OpentabError("redis-server did not start")
-            time.sleep(0.05)
+    with redis_server(directory, OPTIONS) as server:
+        peer = RedisPeer(server.port, keys)
         peer.fill(value)
         yield peer
         if missed := peer.misses():
             raise OpentabError(f"{missed:,} reads of redis found nothing")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def parse_redis_benchmark(text: str) -> Load:

@@ -40,6 +40,7 @@ class Chapter:
 
     name: str
     measure: Callable[..., list[Figure]]
+    lines: int = 1  # it says about as many, one for each run: the progress bar steps with them
 
 
 def quick_chapters() -> list[Chapter]:
@@ -53,7 +54,7 @@ def quick_chapters() -> list[Chapter]:
         batch_events=QUICK_BATCH_EVENTS,
     )
     freshness = partial(bench_freshness, seconds=15, rate=1_000, repeats=1)
-    return [Chapter("peers", peers), Chapter("freshness", freshness)]
+    return [Chapter("peers", peers, lines=14), Chapter("freshness", freshness, lines=3)]
 
 
 def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
@@ -74,16 +75,17 @@ def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
         repeats=repeats,
         peer=True,
     )
+    under_load = partial(bench_freshness, seconds=30, rate=10_000, repeats=repeats)
     return [
-        Chapter("peers", peers),
-        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000, repeats=repeats)),
-        Chapter("freshness under load", partial(bench_freshness, seconds=30, rate=10_000, repeats=repeats)),
-        Chapter("reads", reads),
-        Chapter("dedupe", dedupe),
-        Chapter("ingest", partial(bench_ingest, events=events, repeats=repeats)),
-        Chapter("closing", partial(bench_closing, sizes=SIZES, repeats=repeats)),
-        Chapter("replica", partial(bench_replica, customers=1_000_000, repeats=repeats)),
-        Chapter("recovery", partial(bench_recovery, customers=100_000, repeats=repeats)),
+        Chapter("peers", peers, lines=11 + 33 * repeats),
+        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000, repeats=repeats), lines=3 * repeats),
+        Chapter("freshness under load", under_load, lines=3 * repeats),
+        Chapter("reads", reads, lines=2 + 8 * repeats),
+        Chapter("dedupe", dedupe, lines=4 + 17 * repeats),
+        Chapter("ingest", partial(bench_ingest, events=events, repeats=repeats), lines=14 + 6 * repeats),
+        Chapter("closing", partial(bench_closing, sizes=SIZES, repeats=repeats), lines=6 * repeats),
+        Chapter("replica", partial(bench_replica, customers=1_000_000, repeats=repeats), lines=1 + repeats),
+        Chapter("recovery", partial(bench_recovery, customers=100_000, repeats=repeats), lines=1 + repeats),
     ]
 
 
@@ -106,17 +108,18 @@ def bench_whole(
         anew = tuple(f"{chapter.name}: " for chapter in chapters)
         figures = [figure for figure in kept.figures if not figure.name.startswith(anew)]
         machine["chapters"] |= kept.machine.get("chapters", {})
+    bar_lines = sum(chapter.lines for chapter in chapters)
     for chapter in chapters:
-        advance(0, total=len(chapters), label=chapter.name)
+        bar = _Bar(chapter, partial(advance, total=bar_lines))
         load = MachineLoad()
         say(f"{chapter.name}: load is {load.at_first:.2f}, the yardstick takes {load.yardstick_ms:.1f} ms")
         began = time.monotonic()
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         story: dict[str, Any] = {"began_at": now}
 
-        def tell(text: str, name: str = chapter.name) -> None:
+        def tell(text: str, bar: _Bar = bar) -> None:
             say(text)
-            advance(0, total=len(chapters), label=f"{name}: {text.strip()[:LABEL_MAX]}")
+            bar.step(text)
 
         own = work_dir / "chapter"
         own.mkdir()
@@ -133,8 +136,24 @@ def bench_whole(
         machine["chapters"][chapter.name] = story
         shutil.rmtree(own, ignore_errors=True)
         write_json(json_path, machine, figures)
-        advance(1)
+        bar.end()
     return figures
+
+
+class _Bar:
+    """A chapter's part of the progress bar: a step for each line that it says, the rest at its end."""
+
+    def __init__(self, chapter: Chapter, advance: Callable[..., None]) -> None:
+        self._name, self._advance, self._left = chapter.name, advance, chapter.lines
+        advance(0, label=chapter.name)
+
+    def step(self, text: str) -> None:
+        step = 1 if self._left > 1 else 0  # a chapter is not done before its end, however much it says
+        self._left -= step
+        self._advance(step, label=f"{self._name}: {text.strip()[:LABEL_MAX]}")
+
+    def end(self) -> None:
+        self._advance(self._left)
 
 
 def failed_chapters(chapters: Sequence[Chapter], figures: Sequence[Figure]) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +11,12 @@ import msgspec
 import psutil
 
 from opentab.java import find_java
-from opentab.lab.daemon import Daemon
-from opentab.lab.free_port import free_port
 from opentab.lab.peers.job import run_job
 from opentab.lab.peers.outcome import PeerRun
-from opentab.lab.peers.resp import RedisLine
-from opentab.lab.tool import find_tools
+from opentab.lab.redis_server import redis_server
+from opentab.lab.resp import RedisLine
 
 Way = Literal["reading", "rocksdb", "heap", "redis"]
-REDIS_START_SECONDS_MAX = 10
 # It keeps what it is told, as its own docs advise: each second on the disk.
 REDIS_OPTIONS = {"save": "", "appendonly": "yes", "appendfsync": "everysec"}
 
@@ -34,10 +29,10 @@ def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scra
         words = [way, address, topic, str(scratch), str(batch_events)]
         if way != "redis":
             return _run(scratch, *words, "")
-        with _redis(scratch) as (port, server):
-            run = _run(scratch, *words, str(port))
+        with redis_server(scratch, REDIS_OPTIONS) as server:
+            run = _run(scratch, *words, str(server.port))
             held = psutil.Process(server.pid).memory_info().rss
-            with RedisLine(port) as line:
+            with RedisLine(server.port) as line:
                 version = line.info("server")["redis_version"]
             return msgspec.structs.replace(
                 run,
@@ -49,28 +44,8 @@ def measure_spark(way: Way, *, address: str, topic: str, batch_events: int, scra
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def find_redis() -> None:
-    """Raise if there is no Redis on this machine."""
-    find_tools("redis-server")
-
-
 def _run(scratch: Path, *words: str) -> PeerRun:
     command = [sys.executable, "-m", "opentab.lab.peers.spark_job", *words]
     environment = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     run, memory_bytes_max = run_job(f"Spark, {words[0]}", command, scratch, environment, PeerRun)
     return msgspec.structs.replace(run, memory_bytes_max=memory_bytes_max)
-
-
-@contextmanager
-def _redis(scratch: Path) -> Iterator[tuple[int, Daemon]]:
-    find_redis()
-    port = free_port()
-    options = {"port": str(port), "bind": "127.0.0.1", "dir": str(scratch)} | REDIS_OPTIONS
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    server = Daemon("redis", ["redis-server", *words], scratch)
-    server.start()
-    try:
-        server.wait_until(lambda: RedisLine.answers(port), seconds_max=REDIS_START_SECONDS_MAX)
-        yield port, server
-    finally:
-        server.kill()

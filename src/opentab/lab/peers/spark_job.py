@@ -24,7 +24,7 @@ from opentab.lab.jars import CONNECTOR
 from opentab.lab.peers.fetching import FETCHING
 from opentab.lab.peers.outcome import PeerRun
 from opentab.lab.peers.progress import behind_the_warm_up
-from opentab.lab.peers.resp import RedisLine
+from opentab.lab.resp import RedisLine
 from opentab.lab.weight import file_bytes
 
 CORES = 2

@@ -1,7 +1,8 @@
-"""Redis' own protocol, as far as a stream of HINCRBY needs it: written in one go, answers counted."""
+"""Redis' own protocol, as far as the bench needs it: a question and its answer, or HINCRBYs all in one go."""
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from opentab.errors import OpentabError
 
 RECEIVE_BYTES = 1 << 20
 ANSWER_SECONDS_MAX = 120.0
+REFUSED = re.compile(rb"-[A-Z]")  # a sum below zero begins with a colon
 
 
 class RedisLine:
@@ -27,8 +29,8 @@ class RedisLine:
     def answers(cls, port: int) -> bool:
         try:
             with cls(port) as line:
-                return line.ask(b"PING") == b"+PONG"
-        except OSError:
+                return line.ask(b"PING") == b"PONG"
+        except (OSError, OpentabError):  # not there yet, or still starting
             return False
 
     def add(self, additions: Iterable[tuple[bytes, bytes, int]]) -> None:
@@ -44,7 +46,7 @@ class RedisLine:
         waiting = len(parts)
         while waiting > 0:
             data = self._received()
-            if b"-" in data and any(line.startswith(b"-ERR") for line in data.split(b"\r\n")):
+            if b"-" in data and any(REFUSED.match(line) for line in data.split(b"\r\n")):
                 raise OpentabError("Redis refused an addition")
             waiting -= data.count(b"\n")
 
@@ -54,18 +56,22 @@ class RedisLine:
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def ask(self, *words: bytes) -> bytes:
-        """A command that has one line for an answer, or one text."""
+        """A command that has one line for an answer, or one text; raise if Redis refuses it."""
         self._socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))
         answer = self._received()
         while not answer.endswith(b"\r\n"):
             answer += self._received()
         if answer.startswith(b"$"):
             size = int(answer[1 : answer.index(b"\r\n")])
+            if size < 0:
+                return b""  # nothing, as a script has for an answer that returns nothing
             begin = answer.index(b"\r\n") + 2
             while len(answer) < begin + size + 2:
                 answer += self._received()
             return answer[begin : begin + size]
-        return answer.rstrip()
+        if answer.startswith(b"-"):
+            raise OpentabError(f"Redis refused {words[0].decode()}: {answer[1:].decode().strip()}")
+        return answer[1:].rstrip()
 
     def _received(self) -> bytes:
         data = self._socket.recv(RECEIVE_BYTES)
