@@ -52,7 +52,7 @@ def _over_customers(figures: Sequence[Figure], path: Path) -> bool:
     axes.set_xlabel("customers")
     axes.set_ylabel("events a second, warm")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(frameon=False, handlelength=4, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _save(plt, picture, path)
 
 
