@@ -913,7 +913,11 @@ def figures_to(command: Callable[..., Any]) -> Callable[..., Any]:
 @commands.group(invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="opentab and reading alone, in five minutes")
 @click.option(
-    "--events", default=5_000_000, show_default=True, type=SOME, help="in each log; in a topic 8 for 5 of them"
+    "--events",
+    default=5_000_000,
+    show_default=True,
+    type=SOME,
+    help="in each log; in a topic 8 for 5 of them, and twice as many where taking in is measured",
 )
 @click.option("--repeats", default=2, show_default=True, type=SOME, help="of each run, in turn")
 @click.option("--chapter", "chosen", multiple=True, help="only this one; again for more")
