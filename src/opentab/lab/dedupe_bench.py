@@ -33,7 +33,7 @@ from opentab.lab.freshness_bench import measure_freshness, percentile
 from opentab.lab.generator import Plan, generate
 from opentab.lab.http_line import HttpLine
 from opentab.lab.machine import describe_machine
-from opentab.lab.measured_run import TOTAL, MeasuredRun, link_log, measure_home
+from opentab.lab.measured_run import TOTAL, MeasuredRun, copy_home, measure_home
 from opentab.lab.month_log import PERIOD
 from opentab.lab.served_home import served
 from opentab.ledger.files import StagedFile
@@ -113,8 +113,7 @@ def _compare(log: Log, remembered: int, repeats: int, work_dir: Path, say: Say) 
     rows = sizes = 0
     for repeat in range(1, repeats + 1):
         for window, kept in runs.items():
-            home = _fresh_home(work_dir / "run", window)
-            link_log(log.home, home)
+            home = copy_home(log.home, work_dir / "run", dedupe=window)
             if window == ON and remembered:
                 say(f"remembering {remembered:,} ids")
                 remember(home, remembered)
@@ -146,13 +145,6 @@ def _rate(run: MeasuredRun, log: Log) -> float:
     """Lines a second behind the warm-up, or of the whole run where it is short."""
     warm = run.warm_events_per_second or run.events_per_second
     return warm * log.line_count / run.event_count
-
-
-def _fresh_home(path: Path, window: str) -> Home:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    (path / "opentab.toml").write_text(f'[billing]\ndedupe_window = "{window}"\n', encoding="utf-8")
-    return config.load(path)
 
 
 def _remove(home: Home) -> None:
@@ -230,8 +222,7 @@ def _peer_rate(log: Log, scratch: Path) -> float:
 
 def _receipts(log: Log, repeats: int, work_dir: Path, say: Say) -> list[Figure]:
     """How long a receipt takes over HTTP, of ids at random, and of ids that nobody has sent."""
-    home = _fresh_home(work_dir / "receipts", ON)
-    link_log(log.home, home)
+    home = copy_home(log.home, work_dir / "receipts", dedupe=ON)
     ids = _some_ids(log.home)
     bill_log(home)
     say(f"asking for {len(ids):,} receipts")

@@ -29,6 +29,7 @@ SIZES = (100, 10_000, 1_000_000)
 AGES = (100, 1_000)  # batches, and the oldest one
 OLD_BATCHES = 10_000
 
+DEDUPE = "off"  # what an id costs has a bench of its own
 WARM_MIN = 400_000
 MANY_TO_FEW_MIN = 0.9
 MANY_TO_FEW_END_TO_END_MIN = 0.6
@@ -167,7 +168,7 @@ def _make_log(work_dir: Path, customers_wanted: int, events: int, say: Say) -> _
 
 def _measure(log: _Log, path: Path) -> MeasuredRun:
     """Run over a copy once; it must bill every event, and rightly."""
-    home = copy_home(log.home, path)
+    home = copy_home(log.home, path, dedupe=DEDUPE)
     run = measure_home(home)
     _check(home, run, log)
     shutil.rmtree(path)
@@ -176,7 +177,7 @@ def _measure(log: _Log, path: Path) -> MeasuredRun:
 
 def _measure_with_replica(log: _Log, path: Path) -> EndToEnd:
     """The same beside a replica, which must hold the bills, too."""
-    home = copy_home(log.home, path)
+    home = copy_home(log.home, path, dedupe=DEDUPE)
     end = measure_end_to_end(home)
     _check(home, end.run, log)
     audit_replica(home, expected_path=log.home.expected_path)

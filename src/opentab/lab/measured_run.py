@@ -84,11 +84,11 @@ def link_log(source: Home, target: Home) -> None:
         segment.read_bytes()
 
 
-def copy_home(source: Home, path: Path) -> Home:
-    """A home of its own at `path` over the log of `source`, with dedupe off: an id has a bench of its own."""
+def copy_home(source: Home, path: Path, *, dedupe: str) -> Home:
+    """A new home at `path` over the log of `source`, with that window of dedupe."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    (path / config.FILE_NAME).write_text('[billing]\ndedupe_window = "off"\n', encoding="utf-8")
+    (path / config.FILE_NAME).write_text(f'[billing]\ndedupe_window = "{dedupe}"\n', encoding="utf-8")
     home = config.load(path)
     link_log(source, home)
     return home
