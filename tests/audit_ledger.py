@@ -18,6 +18,7 @@ from opentab.audit import Report
 from opentab.audit.murmur import murmur
 from opentab.events import Rules
 from opentab.log import DirectoryLog, Producer, read_segment
+from opentab.periods import to_us
 from opentab.pipeline.exact import Event, judge
 from opentab.records import ENTRY, REJECTION, SEEN, BatchRecord, PartitionState
 
@@ -203,7 +204,7 @@ class Ledger:
         self.journal.records.append(
             BatchRecord(
                 batch=number, run="r",
-                started_us=0, committed_us=0, taken=taken, partitions=dict(self._states),
+                started_us=0, committed_us=to_us(self.now), taken=taken, partitions=dict(self._states),
                 watermark_us=self._watermark_us, final_us=self._final_us, newest_us=max(known, default=None), event_count=len(events),
                 sum_micros=str(sum(one.event.amount_micros for one in events if one.event)), entry_rows=len(events),
                 rejections=dict(reasons), input_bytes=0, rules=self.rules,

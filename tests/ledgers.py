@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from opentab import config
 from opentab.config import Home
-from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.log.directory import Waiting
+from opentab.log.directory import Clock, Waiting, wall_clock
 from opentab.pipeline.closer import Closer
-from opentab.pipeline.job import Job
+from opentab.pipeline.job import HeldBack, Job
+from opentab.pipeline.log_check import join_log
 from opentab.pipeline.segments import DirectorySource, SegmentPortion, bill_names, place_of
 from opentab.pipeline.source import open_source
 from opentab.pipeline.task import Order, Report
@@ -47,9 +48,10 @@ def new_home(path: Path, settings: str = SETTINGS) -> Home:
     return config.load(path)
 
 
-def open_job(home: Home, run: str) -> Job:
+def open_job(home: Home, run: str, *, clock: Clock = wall_clock) -> Job:
     """What a start of the pipeline does before the stream."""
-    job = Job(home, Journal.create(home.ledger, home.identity), open_source(home), run=run)
+    journal, log_id = join_log(home)
+    job = Job(home, journal, open_source(home), run=run, log_id=log_id, clock=clock)
     job.source.open(job.positions)
     return job
 
@@ -79,3 +81,10 @@ def bill_waiting(home: Home) -> None:
     job = open_job(home, "run")
     while unread := log_of(job).unread(job.positions):
         job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1_000), 1))
+
+
+def bill_ready(job: Job) -> None:
+    """Bill all that may be billed now, as the pipeline's loop does."""
+    while portion := job.next():
+        with suppress(HeldBack):
+            job.bill(portion)

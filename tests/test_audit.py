@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from audit_ledger import FakeJournal, Ledger, at, envelope, failing, line
 from opentab.audit import trace, verify
 from opentab.audit.days import DAY_US, LAST_DAY, Days, month_of_day, month_of_period, period_of_month
+from opentab.audit.logs import Logs
 from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
@@ -806,7 +807,7 @@ def test_a_shape_is_used(tmp_path: Path) -> None:
     made.arrive(at(31, 23), *(line(customer=f"c{i}") for i in range(1000)))
     made.batch(default=(1, 1))
     with duckdb.connect() as con:
-        recompute(con, RawDirectory(made.home.log_path), made.journal.records)
+        recompute(con, Logs(RawDirectory(made.home.log_path)), made.journal.records)
         assert con.execute("SELECT count(*) FROM counted").fetchone() == (1000,)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from audit_ledger import Arrival, Ledger, at, envelope, failing, line, seen_row
 from opentab.audit import trace, verify
 from opentab.audit.days import Days
+from opentab.audit.logs import Logs
 from opentab.audit.murmur import murmur
 from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
@@ -453,7 +454,7 @@ def test_ids_come_out_of_the_fast_path(tmp_path: Path) -> None:
         C: 3000 + 6 + 501 + 1, D: 34 * 3 + 1000 + 5, X: 3, UNKNOWN: 1, TWICE: 1,
     }  # fmt: skip
     with duckdb.connect() as con:
-        recompute(con, RawDirectory(ledger.home.log_path), ledger.journal.records)
+        recompute(con, Logs(RawDirectory(ledger.home.log_path)), ledger.journal.records)
         (fast,) = con.execute("SELECT count(id) FROM counted").fetchone() or (0,)
         assert fast == 3 * (1000 + 34 + 1 + 500 + 2)  # one group
 

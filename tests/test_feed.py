@@ -95,3 +95,56 @@ def test_so_many_streams_for_one_token() -> None:
         return room
 
     assert asyncio.run(open_some()) == [True, False, True, True, True]
+
+
+def test_a_stream_ends_once_its_token_is_not_accepted() -> None:
+    async def read(moved: bool) -> list[bytes]:
+        replica, good = Moving(), [True]
+        messages = feed_of(replica).stream(replica.look, last_seen=None, is_good=lambda: good[0])
+        while await anext(messages) != b": alive\n\n":
+            pass
+        rest = asyncio.ensure_future(_all(messages))
+        await asyncio.sleep(0)
+        good[0] = False
+        replica.position += moved
+        async with asyncio.timeout(2):
+            return await rest
+
+    assert asyncio.run(read(moved=True)) == [], "what changed is not sent any more"
+    assert asyncio.run(read(moved=False)) == [], "a quiet stream ends, too"
+
+
+def test_a_reader_that_takes_nothing_wakes_no_others() -> None:
+    async def looks() -> int:
+        replica, good, count, checks = Moving(), [True], [0], [0]
+
+        def is_good() -> bool:
+            checks[0] += 1
+            return True
+
+        def look() -> tuple[int, dict[str, object], object]:
+            count[0] += 1
+            return replica.look()
+
+        feed = feed_of(replica)
+        stuck = feed.stream(replica.look, last_seen=None, is_good=lambda: good[0])
+        other = feed.stream(look, last_seen=None, is_good=is_good)
+        await next_totals(stuck)
+        while await anext(other) != b": alive\n\n":
+            pass
+        waiting = asyncio.ensure_future(anext(other))  # type: ignore[arg-type]
+        good[0] = False
+        checks[0] = 0
+        while checks[0] < 5:  # the watch went round
+            await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        for stream in (stuck, other):
+            await stream.aclose()  # type: ignore[attr-defined]
+        return count[0]
+
+    assert asyncio.run(looks()) <= 2
+
+
+async def _all(messages: Any) -> list[bytes]:
+    return [message async for message in messages]

@@ -42,4 +42,6 @@ def test_a_golden_home_is_read_and_gone_on_with(written: Path, tmp_path: Path, s
     Pipeline(home, once=True, spark=spark).run()  # type: ignore[arg-type]
     (total,) = json_lines(opentab("totals", "--customer", "golden", "--format", "json", home=home).stdout)
     assert total["total"] == "1.250000"
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None and journal.log_id() == DirectoryLog(home.log_path).find_id() is not None
     opentab("verify", "--no-expected", home=home)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opentab.errors import Fenced, LedgerError
+from opentab.errors import DiskFull, Fenced, LedgerError
 from opentab.lab.ledger_age import SyntheticLedger
 from opentab.ledger import journal as module
+from opentab.ledger.delta_log import DeltaLog
 from opentab.ledger.journal import Journal
+from opentab.ledger.table import JOURNAL_KEEPING, WEEK_KEEPING, LogKeeping
 
 CHECKPOINT = 5
-QUICKLY = {
-    "delta.checkpointInterval": str(CHECKPOINT),
-    "delta.logRetentionDuration": "interval 0 seconds",
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
-}
+QUICKLY = LogKeeping(kept_seconds=0, checkpoint_commits=CHECKPOINT)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SyntheticLedger:
     """A ledger whose log is cleared at every checkpoint."""
-    monkeypatch.setattr(module, "TABLE_CONFIGURATION", QUICKLY)
+    monkeypatch.setattr(module, "JOURNAL_KEEPING", QUICKLY)
     return SyntheticLedger(tmp_path / "home")
 
 
@@ -47,11 +48,46 @@ def test_the_log_does_not_grow_with_the_batches(ledger: SyntheticLedger) -> None
     assert ledger.log_files() <= young + CHECKPOINT
 
 
+def test_commits_go_once_a_checkpoint_covers_them_and_they_are_old_enough(
+    ledger: SyntheticLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOURNAL_KEEPING", LogKeeping(kept_seconds=60, checkpoint_commits=CHECKPOINT))
+    log = DeltaLog(ledger.journal.root.path)
+    commit(ledger, CHECKPOINT + 2)
+    assert log.checkpoints() == [CHECKPOINT]
+    assert log.commits() == list(range(CHECKPOINT + 3))  # all of them are young
+
+    minute_ago = time.time() - 61
+    for version in log.commits():
+        os.utime(log.commit_path(version), (minute_ago, minute_ago))
+    commit(ledger, CHECKPOINT)
+    assert log.checkpoints()[-1] == 2 * CHECKPOINT
+    assert log.commits()[0] == CHECKPOINT + 3  # the first one that is younger than a minute
+
+
+def test_no_commit_is_deleted_while_checkpoints_fail(ledger: SyntheticLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    commit(ledger, CHECKPOINT - 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(DeltaLog, "write_checkpoint", full)
+        with pytest.raises(DiskFull):
+            ledger.commit()
+    assert DeltaLog(ledger.journal.root.path).commits() == list(range(CHECKPOINT + 1))
+    assert opened(ledger).position == CHECKPOINT
+
+
+def test_how_long_commits_are_kept() -> None:
+    assert JOURNAL_KEEPING.kept_seconds == 60
+    assert WEEK_KEEPING.configuration["delta.logRetentionDuration"] == f"interval {7 * 24 * 3600} seconds"
+
+
 def test_batches_are_committed_while_files_are_merged_and_the_log_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Commits outlive a second, so that whoever merges can read what came meanwhile.
-    monkeypatch.setattr(module, "TABLE_CONFIGURATION", QUICKLY | {"delta.logRetentionDuration": "interval 1 seconds"})
+    monkeypatch.setattr(module, "JOURNAL_KEEPING", LogKeeping(kept_seconds=1, checkpoint_commits=CHECKPOINT))
     ledger = SyntheticLedger(tmp_path / "home")
     done = threading.Event()
 
@@ -117,7 +153,7 @@ def test_a_commit_that_went_into_cleared_log_is_fenced(
     sleeper = SyntheticLedger(ledger.home.path)
     real = module.write_actions
 
-    def written_into_the_past(*args: Any) -> None:
+    def written_into_the_past(*args: Any, **kwargs: Any) -> None:
         monkeypatch.setattr(module, "write_actions", real)
         commit(ledger, 4 * CHECKPOINT)
         (sleeper.journal.root.path / "_delta_log" / f"{4:020d}.json").write_text("{}\n")

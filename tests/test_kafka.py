@@ -6,30 +6,42 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from audit_ledger import Ledger, line
 from brokers import secure
+from ledgers import bill_ready
 from opentab import config
+from opentab.audit.logs import Logs
 from opentab.audit.raw import open_raw
 from opentab.audit.recompute import recompute
 from opentab.audit.verify import verify
 from opentab.config import Home
-from opentab.errors import ConfigError, LogError, LogUnreachable
+from opentab.errors import ClockMismatch, ConfigError, LogError, LogMismatch, LogUnreachable
 from opentab.lab.broker import Broker
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import rejection_rows
-from opentab.log import open_producer, open_topic
+from opentab.ledger.totals import customer_totals
+from opentab.log import open_producer, open_topic, topic_producer
+from opentab.log.directory import Clock, wall_clock
 from opentab.log.topic_producer import key_of
+from opentab.money import format_micros
+from opentab.periods import to_us
+from opentab.pipeline.adopt import adopt_log
+from opentab.pipeline.clock import restart_clock
 from opentab.pipeline.delivery import publish_rejections
 from opentab.pipeline.job import Job
+from opentab.pipeline.log_check import join_log, open_checked_producer
 from opentab.pipeline.messages import SMALL_BYTES, Sizes
 from opentab.pipeline.source import open_source
 from opentab.records import BatchRecord
@@ -64,10 +76,11 @@ def append(home: Home, *lines: str, partition: str | None = None) -> None:
     open_producer(home, partition).append("\n".join(lines).encode())
 
 
-def bill_all(home: Home, *, accept_loss: bool = False) -> Journal:
+def bill_all(home: Home, *, accept_loss: bool = False, clock: Clock = wall_clock) -> Journal:
     """Bill what waits in the topic, as a start of the pipeline does, without Spark."""
     source = open_source(home, accept_loss=accept_loss)
-    job = Job(home, Journal.create(home.ledger, home.identity), source, run="run")
+    journal, log_id = join_log(home)
+    job = Job(home, journal, source, run="run", log_id=log_id, clock=clock)
     source.open(job.positions)
     while portion := source.next(job.positions):
         job.bill(portion)
@@ -76,8 +89,8 @@ def bill_all(home: Home, *, accept_loss: bool = False) -> Journal:
 
 
 def total(home: Home, customer: str = "emma") -> str:
-    found = json_lines(opentab("totals", "--customer", customer, "--format", "json", home=home).stdout)
-    return str(found[0]["total"]) if found else "none"
+    journal = Journal.open(home.ledger, home.identity)
+    return format_micros(sum(one.amount_micros for one in customer_totals(journal, home.calendar, customer=customer)))
 
 
 def check_log(home: Home, journal: Journal) -> list[str]:
@@ -145,7 +158,7 @@ def test_the_audit_counts_once_on_a_topic(kafka_home: Home) -> None:
     )  # fmt: skip
     batches = [empty, msgspec.structs.replace(empty, batch=2, taken={"0": (4, 5), "1": (1, 2)})]
     with duckdb.connect() as con:
-        recount = recompute(con, open_raw(kafka_home), batches)
+        recount = recompute(con, Logs(open_raw(kafka_home)), batches)
         refused = con.execute("SELECT batch, place, reason, raw, partition, number, byte FROM refused ORDER BY ALL")
         assert refused.fetchall() == [
             (2, "0/4", "conflicting_duplicate", other.encode(), "0", 4, 0),
@@ -253,6 +266,89 @@ def _takes(home: Home, partition: str) -> bool:
     return True
 
 
+def stamped(broker: Broker, home: Home, *messages: tuple[int, datetime, str]) -> None:
+    """Put messages into partitions of a topic whose producers stamp them, with stamps of our choice."""
+    topic = open_topic(home)
+    assert topic is not None
+    config = {"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str(2**62)}
+    if not topic._found():
+        made = NewTopic(topic.name, num_partitions=2, replication_factor=1, config=config)
+        admin = admin_of(broker)
+        admin.create_topics([made])[topic.name].result(timeout=30)
+    failed: list[object] = []
+    producer = Producer(broker.client_options)
+    for number, at, value in messages:
+        producer.produce(
+            topic.name, value.encode(), partition=number, timestamp=int(at.timestamp() * 1000),
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )  # fmt: skip
+        assert producer.flush(30) == 0 and not failed, failed
+
+
+def billed(home: Home) -> int:
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None
+    return sum(record.amount_micros for record in journal.batches()) // 1_000_000
+
+
+def test_messages_that_are_stamped_ahead_are_held_back(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home")
+    now = datetime.now(UTC)
+    later = now + timedelta(hours=2)
+    stamped(broker, home, (0, now, event(amount="1")), (1, now, event(amount="2")), (1, later, event(amount="4")))
+    stamped(broker, home, (1, now, event(amount="8")), (0, now, event(amount="16")))
+    source = open_source(home)
+    clock = [now]
+    journal = Journal.create(home.ledger, home.identity)
+    job = Job(home, journal, source, run="run", clock=lambda: clock[0])
+    source.open(job.positions)
+    bill_ready(job)
+    assert job.positions == {"0": 2, "1": 1} and billed(home) == 19
+    assert "log partition '1' is held back" in str(job.trouble())
+    clock[0] = now + timedelta(minutes=61)
+    bill_ready(job)
+    assert job.positions == {"0": 2, "1": 3} and billed(home) == 31
+    assert job.trouble() is None
+    source.close()
+    assert check_log(home, journal) == []
+
+
+def test_a_topic_whose_stamps_were_wrong_goes_on_after_a_restart(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home")
+    now, wrong = datetime.now(UTC), datetime(2099, 1, 1, tzinfo=UTC)
+    one, two, three, four = (event().replace("{", f'{{"id": "{name}", ', 1) for name in ("1", "2", "3", "4"))
+    stamped(broker, home, (0, now, one))
+    opened = open_producer(home, "0")
+    stamped(broker, home, (0, wrong, two))
+    bill_all(home, clock=lambda: wrong)  # as an earlier version did
+    stamped(broker, home, (0, wrong, three))
+    with patch.object(topic_producer, "CLOCK_SECONDS", 0.0), pytest.raises(ClockMismatch):
+        opened.append(one.encode())
+    with pytest.raises(ClockMismatch, match=r"partition 0 of topic .* ahead of this machine's clock"):
+        append(home, one, partition="0")
+    append(home, four, partition="1")
+    restart_clock(home)
+    append(home, one, two, three, event(time=(now + timedelta(days=300)).isoformat()), partition="0")
+    elsewhere = home_on(broker, tmp_path / "elsewhere", topic=home.kafka.topic if home.kafka else None)
+    append(elsewhere, four, partition="0")
+    journal = bill_all(home)
+    last = journal.last()
+    assert last is not None and (last.event_count, last.duplicates) == (2, 4)
+    assert last.rejections == {"time_in_future": 1}
+    assert last.partitions["0"].arrived_us < to_us(now + timedelta(hours=1))
+    assert billed(home) == 4
+    assert check_log(home, journal) == []
+
+
+def test_a_topic_that_was_silent_for_long_is_no_proof_of_the_clock(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home")
+    stamped(broker, home, (0, datetime.now(UTC) - timedelta(days=31), event()))
+    with pytest.raises(ClockMismatch, match=r"log\.silence_max later"):
+        append(home, event())
+    append(home.with_setting("log.silence_max", "32d"), event())
+    append(home, event(), partition="1")
+
+
 def test_an_idle_partition_holds_nobody_back(broker: Broker, tmp_path: Path) -> None:
     """It is idle by the log's own clock: the arrival of later messages elsewhere."""
     home = home_on(broker, tmp_path / "home", '[kafka]\npartitions = 2\n[pipeline]\nidle_after = "1ms"\n')
@@ -312,17 +408,88 @@ def test_lost_events_stop_the_pipeline(broker: Broker, tmp_path: Path) -> None:
     assert "batch 2, log partition '0': no batch took the messages 2 to 3" in check_log(home, journal)
 
 
-def test_another_topic_of_the_same_name(broker: Broker, tmp_path: Path) -> None:
+def test_a_topic_that_ends_before_the_journal(broker: Broker, tmp_path: Path) -> None:
     home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
     append(home, event(), event())
     bill_all(home)
+    source = open_source(home)
+    with pytest.raises(LogError, match="ends at offset 2, the journal is at 3; is it another topic"):
+        source.open({"0": 3})
+    source.close()
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_another_log(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refilled past the journal's offsets, it would be taken for the old one."""
+    monkeypatch.setattr("opentab.pipeline.messages.LOSS_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("opentab.pipeline.messages.LOOK_SECONDS", 0.0)
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
+    append(home, event(amount="1.00"), event(amount="1.00"))
+    positions = {"0": 2}
+    assert bill_all(home).position == 1
+    running = open_source(home)
+    running.open(positions)
     topic = open_topic(home)
     assert topic is not None
     admin = admin_of(broker)
     admin.delete_topics([topic.name])[topic.name].result(timeout=30)
+    wait_for(lambda: topic.find_id() is None, "the topic was gone")
+    with pytest.raises(LogMismatch, match="is a topic that does not exist"):
+        open_checked_producer(home)
     wait_for(lambda: _made_anew(home), "the topic was made anew")
-    with pytest.raises(LogError, match="ends at offset 1, the journal is at 2; is it another topic"):
-        bill_all(home)
+    append(home, *(event(amount="8.00") for _ in range(4)))
+
+    with pytest.raises(LogMismatch, match="is not the log any more that this pipeline began to read"):
+        running.next(positions)
+    running.close()
+    done = opentab("run", "--once", home=home, check=False)
+    assert done.returncode == 2
+    assert "is billed from log kafka:" in done.stderr and "opentab log adopt kafka://" in done.stderr
+    intake = Intake(home)
+    with pytest.raises(LogMismatch, match="is billed from log kafka:"):
+        intake.append([event().encode()]).result(timeout=60)
+    intake.close()
+
+    done = opentab("log", "adopt", home["log.uri"], home=home)
+    assert "batch 2 records the move" in done.stdout and "now set" not in done.stdout
+    journal = bill_all(home)
+    assert total(home) == "35.000000"  # 2.00 of the old topic; 1.00 and four times 8.00 of the new one
+    (wrong,) = check_log(home, journal)
+    assert wrong.startswith("batch 1 cannot be recomputed: their log kafka:") and wrong.endswith(
+        "is gone or cannot be read"
+    )
+
+
+def test_a_ledger_moves_to_another_topic(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 2\n")
+    append(home, event(amount="1.00"), "not json", event("ann", "2.00", "2026-02-01T00:00:00Z"))
+    before = bill_all(home).last()
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n", topic=f"{tmp_path.name}-second")
+    append(home, event(amount="4.00"), "nor this")
+    lose(broker, home, 0, 1)  # a log is read from where it begins
+    append(home, event(amount="8.00"))
+    adopted = adopt_log(home, home["log.uri"], same_offsets=False)
+    assert before is not None and (adopted.batch, adopted.before_id) == (2, before.log_id)
+    journal = bill_all(home)
+    last = journal.last()
+    assert last is not None and last.watermark_us == before.watermark_us
+    assert {name: state.segment for name, state in last.partitions.items()} == {"0": 3}
+    assert total(home) == "9.000000"
+    assert check_log(home, journal) == []
+
+
+def test_a_ledger_moves_from_a_directory_to_a_topic(broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    home = config.load(tmp_path / "home")
+    append(home, event(amount="1.00"), "not json")
+    bill_all(home)
+    home = home_on(broker, tmp_path / "home")
+    append(home, event(amount="2.00"))
+    adopt_log(home, home["log.uri"], same_offsets=False)
+    journal = bill_all(home)
+    assert total(home) == "3.000000"
+    assert check_log(home, journal) == []
 
 
 def _made_anew(home: Home) -> bool:
@@ -340,6 +507,20 @@ def test_a_new_home_begins_with_what_there_is(broker: Broker, tmp_path: Path) ->
     journal = bill_all(home)
     assert total(home) == "3.000000"
     assert check_log(home, journal) == []
+
+
+def test_a_new_topic_that_a_broker_learns_of_late(broker: Broker, tmp_path: Path) -> None:
+    home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 3\n")
+    topic = open_topic(home)
+    assert topic is not None
+    before = AdminClient(topic.settings.client()).list_topics(timeout=5)  # what a broker answers that is behind
+    real, stale = AdminClient.list_topics, [before, before, before]
+
+    def list_topics(client: AdminClient, *args: Any, **more: Any) -> Any:
+        return stale.pop() if stale else real(client, *args, **more)
+
+    with patch.object(AdminClient, "list_topics", list_topics):
+        assert topic.create() and topic.partitions() == [0, 1, 2]
 
 
 def test_only_committed_messages_count(broker: Broker, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import ssl
 import subprocess
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,7 @@ from opentab.config import Home
 from opentab.errors import ConfigError
 from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.journal import Journal
+from opentab.log import DirectoryLog, Producer
 from opentab.replica.trouble import read_trouble
 from opentab.server.serve import Tls, check_tls
 from opentab.server.tokens import Role, issue, read_key
@@ -152,7 +153,7 @@ def test_a_ledger_that_does_not_add_up_stops_the_replica_and_readyz_says_so(tmp_
         wait_for(lambda: read_trouble(home.replica_path) is not None, "the follower stopped")
         refused = httpx.get(f"{url}/readyz")
         assert refused.status_code == 503
-        assert "batch 2 holds (0, 0) micros and events" in refused.json()["detail"]
+        assert "the entries of batch 2 come to 0 rows" in refused.json()["detail"]
         assert (total(url, "ann"), position(url)) == ("1.000000", 1), "the last state that was right"
         assert "opentab_replica_in_trouble 1.0" in httpx.get(f"{url}/metrics").text
 
@@ -290,6 +291,19 @@ def test_certificates_that_are_none(tmp_path: Path, tls: tuple[Tls, ssl.SSLConte
         check_tls(Tls(files.key, files.cert))
     half = opentab("serve", "--tls-cert", files.cert, home=tmp_path / "home", check=False)
     assert (half.returncode, "a certificate needs its key" in half.stderr) == (2, True)
+
+
+def test_events_are_refused_under_a_clock_that_contradicts_the_log(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    Producer(DirectoryLog(home.log_path), clock=lambda: datetime(2099, 1, 1, tzinfo=UTC)).append(event().encode())
+    with serving(home, workers=1) as url:
+        held = Heartbeat(time.time_ns() // 1000, "run", 1, True, 0, False, None, 1, held_back=1, trouble="the clock")
+        write_heartbeat(home.ledger, held)
+        refused = httpx.post(f"{url}/v1/events", json=json.loads(event("ann", "1.00")))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert "is 2099-01-01T00:00:00.000Z, ahead of this machine's clock" in refused.json()["detail"]
+        assert "opentab_held_back_partitions 1.0" in httpx.get(f"{url}/metrics").text
 
 
 def test_events_are_refused_while_the_pipeline_is_far_behind(tmp_path: Path) -> None:

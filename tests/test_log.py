@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opentab.errors import DiskFull, InputError, LogError, SegmentDamaged
+from opentab.errors import ClockMismatch, DiskFull, InputError, LogError, SegmentDamaged
 from opentab.log import DirectoryLog, Producer, read_segment
+from opentab.log.clock import Restart, write_restart
 from opentab.log.ingest import ingest
+from opentab.periods import to_us
+from opentab.place import Place
 
 
 @pytest.fixture
@@ -37,13 +40,64 @@ def test_a_segment_holds_the_bytes_and_the_arrival_time(log: DirectoryLog) -> No
     assert datetime.fromtimestamp(segment.header.arrived_us / 1e6, UTC) == arrived
 
 
-def test_arrival_goes_forward_even_if_the_clock_does_not(log: DirectoryLog) -> None:
-    clock = iter([datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)])
+def test_arrival_goes_forward_though_clocks_differ_a_little(log: DirectoryLog) -> None:
+    clock = iter([datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, 23, 59, 1, tzinfo=UTC)])
     producer = Producer(log, clock=lambda: next(clock))
     first, second = producer.append(b"a"), producer.append(b"b")
     assert log.header("default", first).arrived_us < log.header("default", second).arrived_us
-    later = Producer(log, clock=lambda: datetime(2025, 1, 1, tzinfo=UTC)).append(b"c")
+    later = Producer(log, clock=lambda: datetime(2026, 1, 1, 23, 59, 30, tzinfo=UTC)).append(b"c")
     assert log.header("default", second).arrived_us < log.header("default", later).arrived_us
+
+
+def test_quick_appends_do_not_run_ahead_of_the_clock(log: DirectoryLog) -> None:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    producer = Producer(log, clock=lambda: now)
+    stamps = [log.header("default", producer.append(b"a")).arrived_us for _ in range(5)]
+    assert stamps == [to_us(now) + step for step in range(5)]
+
+
+def test_an_append_long_before_the_last_arrival_is_refused(log: DirectoryLog) -> None:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    Producer(log, clock=lambda: datetime(2099, 1, 1, tzinfo=UTC)).append(b"a")
+    with pytest.raises(ClockMismatch) as refused:
+        Producer(log, clock=lambda: now).append(b"b")
+    assert refused.value.fact == (
+        "the last arrival in log partition 'default' is 2099-01-01T00:00:00.000Z, ahead of this machine's clock, "
+        "2026-01-02T00:00:00.000Z: nothing is appended"
+    )
+    assert "opentab log clock --restart" in str(refused.value)
+    assert log.pending() == {"default": [1]} and not list(log.aside.iterdir())
+    Producer(log, "other", clock=lambda: now).append(b"c")
+
+
+def test_an_append_long_after_the_last_arrival_is_refused(log: DirectoryLog) -> None:
+    """The clock may have jumped ahead. One that is open since before the jump refuses, too."""
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    producer = Producer(log, clock=lambda: now, silence_max=timedelta(days=30))
+    producer.append(b"a")
+    now += timedelta(days=30)
+    producer.append(b"b")
+    now += timedelta(days=31)
+    with pytest.raises(ClockMismatch, match=r"more than log\.silence_max later: nothing is appended .*--restart"):
+        producer.append(b"c")
+    Producer(log, clock=lambda: now, silence_max=timedelta(days=32)).append(b"c")
+    now += timedelta(days=4000)
+    Producer(log, clock=lambda: now, silence_max=None).append(b"d")
+    assert log.pending() == {"default": [1, 2, 3, 4]}
+
+
+def test_a_restart_of_the_clock_lets_appends_go_on(log: DirectoryLog) -> None:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    producer = Producer(log, clock=lambda: datetime(2099, 1, 1, tzinfo=UTC))
+    producer.append(b"a")
+    ours = Producer(log, clock=lambda: now, silence_max=timedelta(days=30))
+    write_restart(Place.of(log.path) / "clock.json", Restart(to_us(now), {"default": 1}))
+    assert ours.append(b"b") == 2
+    assert log.header("default", 2).arrived_us == to_us(now) + 1, "arrival goes on from the restart"
+    # It settles what was there, not what comes later.
+    Producer(log, clock=lambda: now + timedelta(days=9999)).append(b"c")
+    with pytest.raises(ClockMismatch):
+        ours.append(b"d")
 
 
 APPEND_MANY = """

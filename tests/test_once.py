@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -27,12 +26,10 @@ from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.config import Home
 from opentab.keys import key_of, keys_of, ordered, payloads_of
-from opentab.ledger import plain, runs, seen
+from opentab.ledger import runs, seen
 from opentab.ledger.files import StagedFile
 from opentab.ledger.journal import Journal
 from opentab.ledger.marks import Words, marks_of
-from opentab.ledger.narrow import read_narrow, write_narrow
-from opentab.ledger.plain import GROUP_ROWS_MAX, PlainColumn, overwrite, plain_columns
 from opentab.ledger.receipt import Trails
 from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.remembered import Remembered
@@ -147,7 +144,7 @@ def bill_history(
         by_segment: dict[tuple[str, int], list[Sent]] = {}
         for sent in inputs:
             by_segment.setdefault((sent.partition, sent.minute), []).append(sent)
-        for (partition, minute), sents in by_segment.items():
+        for (partition, minute), sents in sorted(by_segment.items(), key=lambda item: item[0]):
             producer = Producer(log_of(job), partition, clock=lambda minute=minute: START + timedelta(minutes=minute))
             segment = producer.append("".join(f"{sent.line()}\n" for sent in sents).encode())
             arrived_us = log_of(job).header(partition, segment).arrived_us
@@ -195,12 +192,7 @@ histories = st.lists(st.tuples(st.integers(1, 3), st.lists(sents, max_size=8)), 
 
 
 MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting", "compacted"]
-WAYS = ["read", "mapped", "copied", "anew"]  # runs are small or large or elsewhere, or cannot be changed by the driver
-
-
-def of_copies(path: Path, names: Sequence[str]) -> list[PlainColumn] | None:
-    """No file of a ledger is as it must be to be mapped."""
-    return None if "kind=seen" in path.parts else plain_columns(path, names)
+WAYS = ["read", "mapped", "copied"]  # runs are small, or large and kept when written, or copied when asked for
 
 
 @settings(max_examples=40)
@@ -211,7 +203,7 @@ def of_copies(path: Path, names: Sequence[str]) -> list[PlainColumn] | None:
     st.sampled_from(WAYS),
 )
 @example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [], "read")
-@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [], "anew")
+@example([(2, [Sent("x", 1), Sent("x", 1, partition="b")])], "7d", [], "mapped")
 @example(
     [(2, [Sent("x", 1), Sent("x", 1, minute=9, partition="b")]), (2, [Sent("x", 1, minute=0)])], "30m", [], "mapped"
 )
@@ -247,9 +239,7 @@ def test_any_history_gives_the_bill_of_distinct_events(
             stack.enter_context(patch.object(runs, "MAPPED_ROWS", 1))
             stack.enter_context(patch.object(seen, "ROW_GROUP_ROWS", 2))
         if way == "copied":
-            stack.enter_context(patch.object(runs, "plain_columns", of_copies))
-        if way == "anew":
-            stack.enter_context(patch.object(runs, "overwrite", lambda *_, **__: False))
+            stack.enter_context(patch.object(runs.Runs, "keep", lambda *_: None))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
@@ -332,7 +322,7 @@ def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
             os.utime(scratch, (0, 0))  # long ago
     (left,) = tmp_path.glob("opentab-seen-*")
     assert left.name.endswith("-two")
-    assert {path.name for path in left.iterdir()} == {"two.parquet.facts", "two.parquet.blocks.npy"}
+    assert {path.name for path in left.iterdir()} == {"two.parquet.columns.npy", "two.parquet.marks.npy"}
 
 
 word = st.integers(-(2**63), 2**63 - 1)
@@ -353,81 +343,6 @@ def test_hashes_that_begin_alike_are_put_in_order_too() -> None:
     order, found = ordered(words)
     assert np.array_equal(order, np.argsort(words, kind="stable"))
     assert np.array_equal(found, np.sort(words))
-
-
-@given(st.lists(word, min_size=1, max_size=60), st.lists(word, max_size=20), st.integers(1, 9))
-def test_numbers_are_found_where_they_lie(numbers: list[int], strange: list[int], group_rows: int) -> None:
-    held = np.sort(np.array(numbers, np.int64))
-    asked = np.array([*numbers, *strange], np.int64)
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "a.parquet"
-        table = pa.table({"other": held[::-1], "key": held})
-        ways = {"compression": "none", "use_dictionary": False, "write_statistics": ["key"]}
-        pq.write_table(table, path, row_group_size=group_rows, **ways)
-        other, key = plain_columns(path, ["other", "key"]) or ()
-        assert len(key) == len(held)
-        assert np.array_equal(key.all(), held)
-        assert np.array_equal(other.take(np.arange(len(held))), held[::-1])
-        for copied in (0, len(held)):
-            with patch.object(plain, "COPIED_ROWS_MAX", copied):
-                assert np.array_equal(key.searchsorted(asked), np.searchsorted(held, asked))
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        {"compression": "lz4"},
-        {"use_dictionary": True},
-        {"data_page_size": 512, "row_group_size": 9_999},
-        {"row_group_size": GROUP_ROWS_MAX + 1},
-        {"use_dictionary": False, "column_encoding": {"payload": "DELTA_BINARY_PACKED"}},
-    ],
-)
-def test_what_does_not_lie_there_plainly_is_not_read_so(tmp_path: Path, written: dict[str, object]) -> None:
-    path = tmp_path / "a.parquet"
-    ways = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 999}
-    pq.write_table(pa.table({"payload": np.arange(20_000) * 7}), path, **(ways | written))
-    assert plain_columns(path, ["payload"]) is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(-5, 300)), min_size=1, max_size=30), st.integers(1, 7))
-def test_numbers_in_few_bytes_are_the_same(pairs: list[tuple[int, int]], part_rows: int) -> None:
-    columns = [np.array(column, np.int64) for column in zip(*pairs, strict=True)]
-    ranges = [(int(column.min()), int(column.max())) for column in columns]
-    firsts = range(0, len(pairs), part_rows)
-    parts = [[column[first : first + part_rows] for column in columns] for first in firsts]
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "a"
-        write_narrow(path, len(pairs), ranges, parts)
-        read = read_narrow(path, len(pairs), 2)
-        for column, narrow in zip(columns, read, strict=True):
-            assert np.array_equal(narrow.take(np.arange(len(pairs))), column)
-
-
-def test_numbers_in_a_staged_file_are_changed_where_they_lie(tmp_path: Path) -> None:
-    numbers = np.arange(10_000) * 7
-    table = pa.table({"other": numbers, "payload": numbers, "tail": numbers})
-    path = tmp_path / "a.parquet"
-    pq.write_table(table, path, row_group_size=999, compression="none", use_dictionary=False, write_statistics=False)
-    rows = np.array([9_999, 0, 998, 999, 5_000])
-    assert overwrite(path, "payload", rows, before=numbers[rows], after=0)
-    changed = numbers.copy()
-    changed[rows] = 0
-    assert pq.read_table(path) == table.set_column(1, "payload", pa.array(changed))
-
-
-@pytest.mark.parametrize(
-    "written", [{"compression": "lz4"}, {"use_dictionary": True}, {"write_statistics": True}, {"data_page_size": 512}]
-)
-def test_what_does_not_lie_there_plainly_is_not_touched(tmp_path: Path, written: dict[str, object]) -> None:
-    numbers = np.arange(10_000) * 7
-    path = tmp_path / "a.parquet"
-    ways = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    pq.write_table(pa.table({"payload": numbers}), path, **(ways | written))
-    before = path.read_bytes()
-    rows = np.array([1, 9_000])
-    assert not overwrite(path, "payload", rows, before=numbers[rows], after=0)
-    assert path.read_bytes() == before
 
 
 def test_keys_are_murmur3() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -231,10 +232,12 @@ def test_a_bench_of_which_a_chapter_fails_fails(
     def fail(**_: object) -> list[Figure]:
         raise OpentabError("the audit did not agree")
 
+    before = os.environ.get("TMPDIR")
     monkeypatch.setattr("opentab.lab.whole_bench.quick_chapters", lambda: [Chapter("peers", fail)])
     with pytest.raises(OpentabError, match="not all was measured: peers"):
         cli.commands(["bench", "--quick"], standalone_mode=False)
     assert "peers failed: the audit did not agree" in capsys.readouterr().err
+    assert os.environ.get("TMPDIR") == before, "the bench's own directory is gone by now"
 
 
 def test_a_chapter_is_measured_anew_in_a_document_that_is_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ledgers import bill, new_home, open_job
 from opentab import config
 from opentab.config import Home
-from opentab.errors import HomeMismatch, OpentabError, SchemaMismatch
+from opentab.errors import ClockMismatch, HomeMismatch, OpentabError, SchemaMismatch
 from opentab.heartbeat import read_heartbeat
 from opentab.lab.bills import bills_by_own_month, invoiced_by_own_month
 from opentab.lab.generator import Plan, generate, read_bills, read_rejections
@@ -295,6 +295,26 @@ def test_a_heartbeat_tells_that_it_lives(
     beat = read_heartbeat(home.ledger)
     assert beat is not None
     assert beat.unread_segments in (0, 1)
+
+
+def test_once_bills_what_it_may_and_says_what_is_held_back(home: Home, append: Callable[..., int], spark: Any) -> None:
+    """Through Spark's tasks; the clock decides when the rest is billed."""
+    home = home.with_setting("pipeline.local_bytes_max", 0)
+    now = datetime.now(UTC)
+    append(event("ann", "1.00"), partition="good")
+    for _ in range(2):
+        Producer(DirectoryLog(home.log_path), "ahead", clock=lambda: now + timedelta(hours=2)).append(
+            event("ann", "2.00").encode()
+        )
+    with pytest.raises(ClockMismatch, match="log partition 'ahead' is held back"):
+        Pipeline(home, once=True, spark=spark).run()
+    last = journal_of(home).last()
+    assert last is not None and (last.event_count, set(last.partitions)) == (1, {"good"})
+    beat = read_heartbeat(home.ledger)
+    assert beat is not None and (beat.held_back, beat.caught_up) == (1, False)
+    assert "opentab log clock --restart" in (beat.trouble or "")
+    progress = Pipeline(home, once=True, spark=spark, clock=lambda: now + timedelta(minutes=61)).run()
+    assert (progress.events, progress.unread, progress.trouble) == (2, 0, None)
 
 
 def test_what_is_fixed_stays_fixed(

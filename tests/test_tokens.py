@@ -18,6 +18,7 @@ from ledgers import bill, new_home
 from opentab.config import Home
 from opentab.errors import ConfigError, InputError
 from opentab.server.guard import is_loopback_name
+from opentab.server.revocations import Revocations
 from opentab.server.tokens import Gate, Role, TokenRefused, issue, new_key, read_key, token_id
 from processes import serving
 from product import event, opentab
@@ -259,7 +260,7 @@ def test_keys_and_tokens_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         token_id("a.b")
     with pytest.raises(TokenRefused):
-        Gate(b"k" * 32, tmp_path / "revoked").check("")
+        Gate(b"k" * 32, Revocations(keyless.ledger, keyless.revoked_path)).check("")
 
 
 @pytest.mark.parametrize(

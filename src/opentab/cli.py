@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
@@ -19,10 +20,13 @@ import click
 
 from opentab import __version__, config, terminal
 from opentab.config import Home
+from opentab.disk import make_directories, write_new
 from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, MachineError, OpentabError, means_disk_full
 
 if TYPE_CHECKING:
+    from opentab.audit.check import Check
     from opentab.lab.figures import Figure
+    from opentab.ledger.invoices import Invoices
     from opentab.ledger.journal import Journal
     from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
@@ -36,6 +40,8 @@ INTERRUPTED = 130
 OUR_BUG = 70
 BAR_BYTES_MIN = 16 * 2**20
 DEMO_BYTES_MIN = 512 * 2**20
+FILES = "files"  # what `verify` calls the invoice files
+FILES_SHOWN_MAX = 20
 
 
 def main() -> None:
@@ -92,12 +98,15 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_home(*args: Any, home_dir: str | None, **options: Any) -> Any:
         home = config.load(config.home_path(home_dir))
-        if home.ledger.is_local:
+        try:
             return command(home, *args, **options)
-        from opentab.ledger.trouble import reading
+        except Exception as error:
+            if isinstance(error, OpentabError | click.ClickException):
+                raise
+            from opentab.ledger.trouble import reading  # slow to load, and most commands need it only here
 
-        with reading(home.ledger):
-            return command(home, *args, **options)
+            with reading(home.ledger):
+                raise
 
     return with_home
 
@@ -120,17 +129,20 @@ def init(home: Home) -> None:
     file = home.path / config.FILE_NAME
     if file.exists():
         raise InputError(f"{file} is there already", hint="edit it, or remove it first")
-    home.path.mkdir(parents=True, exist_ok=True)
-    file.write_text(config.template(), encoding="utf-8")
+    make_directories(home.path)
+    write_new(file, config.template().encode())
     terminal.write(f"wrote {file}")
 
 
 @commands.command()
+@click.option("--repair", is_flag=True, help="first make the ledger whole again, as far as its files allow")
 @at_home
-def doctor(home: Home) -> int:
+def doctor(home: Home, repair: bool) -> int:
     """Say what is missing on this machine, and how to get it."""
-    from opentab.doctor import examine
+    from opentab.doctor import examine, repair_ledger
 
+    for sentence in repair_ledger(home) if repair else ():
+        terminal.write(f"{terminal.paint('repaired', terminal.GREEN)} {sentence}")
     findings = examine(home)
     for finding in findings:
         mark = terminal.paint("ok     ", terminal.GREEN) if finding.ok else terminal.paint("MISSING", terminal.RED)
@@ -147,16 +159,16 @@ def doctor(home: Home) -> int:
 @at_log
 def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
     """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
-    from opentab.log import open_producer
     from opentab.log.ingest import file_chunks, stream_chunks
     from opentab.log.ingest import ingest as append
+    from opentab.pipeline.log_check import open_checked_producer
 
     for file in files:
         if str(file) != "-" and not os.access(file, os.R_OK):
             raise InputError(f"{file} cannot be read", hint="nothing was ingested")
         if file.is_dir():
             raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
-    producer = open_producer(home, partition)
+    producer = open_checked_producer(home, partition)
     lines_max = home["pipeline.batch_events_max"]
     total = 0
     for file in files or (Path("-"),):
@@ -266,7 +278,7 @@ def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
     keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
-    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show)
+    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show, say=line.say)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: pipeline.stop())
     line.show("starting Spark …", time.monotonic())
@@ -301,14 +313,14 @@ def describe(progress: Progress, rate: float) -> str:
 
     record = progress.record
     if record is None:
-        return "no batches yet"
+        return f"WAITING: {progress.trouble.fact}" if progress.trouble else "no batches yet"
     watermark = format_us(record.watermark_us) or "none"
     behind = f"{progress.unread:,} {progress.unit} behind" if progress.unread else "caught up"
     return (
         f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
         f"{progress.rejections:,} rejected  {behind}"
         + (f"  {progress.invoices:,} invoices" if progress.invoices else "")
-        + (f"  WAITING: {progress.trouble.fact}" if progress.trouble else "")
+        + (f"  WAITING: {progress.trouble}" if progress.trouble else "")
     )
 
 
@@ -535,10 +547,12 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
     from opentab.audit import NoInvoices
     from opentab.audit import verify as audit
     from opentab.ledger import balances
+    from opentab.ledger.damage import check_files
     from opentab.ledger.invoices import Invoices
     from opentab.money import format_micros
 
     journal = open_journal_now(home)
+    unverified = check_files(home.ledger)
     invoices = Invoices.open(home.ledger)
     snapshot = balances.latest(home.ledger)
     journal.refresh()  # a pipeline may be at work: by now the journal has all that the invoices were made from
@@ -556,6 +570,8 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
             expected=expected,
             progress=lambda _, total: advance(1, total=total, label="verifying"),
         )
+        if invoices is not None and home.invoices_path.is_dir():
+            report = replace(report, checks=[*report.checks, _check_files(home, invoices)])
     if format_ == "json":
         terminal.print_json(
             [
@@ -567,6 +583,7 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
                     "duplicates": report.duplicates,
                     "amount": format_micros(report.amount_micros),
                     "not_yet_billed_segments": report.not_yet_billed_segments,
+                    "unverified_files": unverified,
                     "seconds": round(report.seconds, 3),
                     "checks": [
                         {
@@ -591,6 +608,8 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
             terminal.write(f"           {terminal.printable(sample)}")
     if report.not_yet_billed_segments:
         terminal.write(f"not yet billed: {report.not_yet_billed_segments:,} segments of the log")
+    if unverified:
+        terminal.write(f"unverified: {unverified:,} files of an earlier version, written without checksums")
     duplicates = f"{report.duplicates:,} duplicates, " if report.duplicates else ""
     sums = (
         f"{report.events:,} events, {report.rejections:,} rejections, {duplicates}"
@@ -599,8 +618,29 @@ def _verify(home: Home, *, expected: bool, format_: str = "table") -> int:
     if report.agrees:
         terminal.write(terminal.paint(f"The ledger agrees with the log: {sums}.", terminal.GREEN))
         return OK
-    terminal.write(terminal.paint(f"The ledger DOES NOT agree with the log: {sums}.", terminal.RED))
+    if all(check.agrees for check in report.checks if check.name != FILES):
+        terminal.write(f"The ledger agrees with the log: {sums}.")
+        terminal.write(terminal.paint("The invoice files DO NOT agree with the ledger.", terminal.RED))
+        return DIFFERENT
+    if report.gone and report.agrees_otherwise:
+        gone = "; ".join(report.gone)
+        terminal.write(terminal.paint(f"Not all could be verified: {gone}. The rest agrees.", terminal.RED))
+    else:
+        terminal.write(terminal.paint(f"The ledger DOES NOT agree with the log: {sums}.", terminal.RED))
     return DIFFERENT
+
+
+def _check_files(home: Home, invoices: Invoices) -> Check:
+    """The invoice files, held against the invoices in the ledger."""
+    from opentab.audit.check import Check
+    from opentab.sinks.files import compare
+
+    count, differing = compare(home.invoices_path, invoices, currency=home["billing.currency"])
+    samples = [
+        f"{path} is not what the ledger says: delete it, then opentab invoices --export writes it again"
+        for path in differing[:FILES_SHOWN_MAX]
+    ]
+    return Check(FILES, count, len(differing), samples)
 
 
 @commands.command()
@@ -682,6 +722,10 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
             rounded = format_minor(found.total_minor(currency), currency)
             total += f"; rounded {rounded}, {'as the invoice says' if adds_up else 'NOT what the invoice says'}"
         terminal.write(terminal.paint(total, terminal.DIM))
+    if events and found.gone:
+        shown = ", ".join(f"{batch:,}" for batch in found.gone)
+        terminal.complain(f"the log of these batches is gone, so their events are not shown: {shown}")
+        return DIFFERENT
     return OK if found.lines and adds_up else DIFFERENT
 
 
@@ -830,6 +874,52 @@ def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
 
 
 @commands.group()
+def log() -> None:
+    """The log that the ledger is billed from."""
+
+
+@log.command("adopt")
+@click.argument("uri")
+@click.option("--same-offsets", is_flag=True, help="it holds the same events at the same offsets: go on where we are")
+@at_home
+def log_adopt(home: Home, uri: str, same_offsets: bool) -> None:
+    """Bill the ledger from the log at URI from now on. URI is written as log.uri is."""
+    from opentab.pipeline.adopt import adopt_log
+
+    adopted = adopt_log(home, uri, same_offsets=same_offsets)
+    if adopted.batch is None:
+        terminal.write(f"the ledger is billed from this log already: {adopted.log_id}; nothing was changed")
+    else:
+        terminal.write(f"old log: {adopted.before_id or 'without an id'}")
+        terminal.write(f"new log: {adopted.log_id}")
+        terminal.write(f"batch {adopted.batch:,} records the move")
+        if same_offsets:
+            terminal.write("the new log is read on from the journal's offsets")
+        else:
+            terminal.write("the new log is read from its beginning: what was billed before counts again,")
+            terminal.write("except for events whose ids are still remembered")
+    if home["log.uri"] != uri:
+        terminal.write(f'now set uri = "{uri}" under [log] in {home.path / config.FILE_NAME}, here and on all servers')
+
+
+@log.command("clock")
+@click.option("--restart", is_flag=True, help="let arrival run anew from now, after a clock was wrong")
+@click.option("--format", "format_", type=FORMATS, default="table", show_default=True)
+@at_home
+@at_log
+def log_clock(home: Home, restart: bool, format_: str) -> int:
+    """Where arrival stands in each partition, beside this machine's clock. Ends with 1 if it contradicts that."""
+    from opentab.periods import format_us
+    from opentab.pipeline.clock import restart_clock
+    from opentab.views.clock import print_clocks
+
+    if restart:
+        done = restart_clock(home)
+        sys.stderr.write(f"arrival runs anew from {format_us(done.at_us)}: batch {done.batch:,}\n")
+    return OK if print_clocks(home, format_) else DIFFERENT
+
+
+@commands.group()
 def token() -> None:
     """Access tokens for opentab serve: make a key, issue, revoke."""
 
@@ -841,13 +931,11 @@ def token_key(home: Home) -> None:
     from opentab.server.tokens import new_key
 
     path = home.path / (home["server.key_file"] or "key")
-    home.path.mkdir(parents=True, exist_ok=True)
+    make_directories(home.path)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_new(path, f"{new_key()}\n".encode(), mode=0o600)
     except FileExistsError:
         raise InputError(f"{path} is there already", hint="all tokens are signed with it; remove it first") from None
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(new_key() + "\n")
     terminal.write(f"wrote {path}")
     if not home["server.key_file"]:
         terminal.write(f'set key_file = "{path.name}" under [server] in {home.path / config.FILE_NAME}')
@@ -872,10 +960,11 @@ def token_issue(home: Home, role: str, customer: str | None, expires: str) -> No
 @at_home
 def token_revoke(home: Home, token_or_id: str) -> None:
     """Let a token, given by itself or by its id, be refused from now on."""
-    from opentab.server.tokens import Revoked, token_id
+    from opentab.server.revocations import revoke
+    from opentab.server.tokens import token_id
 
     wanted = token_id(token_or_id)
-    Revoked(home.revoked_path).add(wanted)
+    revoke(home.ledger, wanted)
     terminal.write(f"{wanted} is refused from now on")
 
 
@@ -1006,8 +1095,15 @@ def _print_figures(measure: Callable[..., list[Figure]], **options: Any) -> list
 
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="opentab-bench-") as work_dir:
+        before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = work_dir  # what the measured commands leave behind goes with it
-        figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
+        try:
+            figures = measure(work_dir=Path(work_dir), say=lambda text: terminal.write(text, sys.stderr), **options)
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
     terminal.write(render(figures))
     return figures
 

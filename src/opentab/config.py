@@ -242,6 +242,10 @@ SETTINGS = [
         'how long after an event a repeat of its id is known for one, by arrival; a duration, "unbounded" or "off"',
     ),
     Setting("log", "uri", '"log"', _log_uri, "a directory, relative to the home, or kafka://broker:9092/topic"),
+    Setting(
+        "log", "silence_max", '"30d"', _off_or_duration,
+        "an append this long after the last one is refused: the clock may have jumped ahead; a duration or \"off\"",
+    ),
     Setting("kafka", "partitions", "4", _count, "of a topic that opentab makes"),
     Setting("kafka", "replication", "0", _count_or_none, "copies of a topic that opentab makes; 0: as the brokers do"),
     Setting("kafka", "rejections_topic", '""', _text_or_nothing, "a topic that rejections are published to, too"),
@@ -312,6 +316,7 @@ SETTINGS = [
         "server", "hot_periods", '"all"', _all_or_count,
         "how many final months a replica keeps; older ones are answered from the ledger",
     ),
+    Setting("server", "request_timeout", '"30s"', _some_time, "a request without an answer by then gets 503"),
     Setting(
         "server", "streams_max", "20", _count,
         "live streams that one token may have open at a time, on each worker",
@@ -396,7 +401,7 @@ class Home:
 
     @property
     def revoked_path(self) -> Path:
-        """The ids of tokens that are no good any more."""
+        """The ids of revoked tokens, as earlier versions kept them; now they are with the ledger."""
         return self.path / "tokens" / "revoked"
 
     @property

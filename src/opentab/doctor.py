@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.errors import LogError, OpentabError
 from opentab.java import find_java
 
 DISK_BYTES_MIN = 1024**3
@@ -26,11 +26,25 @@ class Finding:
     fix: str = ""
 
 
+def repair_ledger(home: Home) -> list[str]:
+    """Make a ledger whole that a power cut or a disk damaged; says what was done. No pipeline may run meanwhile."""
+    from opentab.ledger.repair import repair
+    from opentab.pipeline.lock import HomeLock
+
+    if not home.path.exists():
+        return []
+    lock = HomeLock(home.path, take_over=False)
+    try:
+        return repair(home.ledger, home.identity)
+    finally:
+        lock.release()
+
+
 def examine(home: Home) -> list[Finding]:
     """Look at everything that opentab needs."""
     return [
         finding
-        for look in (_python, _java, _spark, _memory, _disk, _home, _ledger, _sink)
+        for look in (_python, _java, _spark, _memory, _disk, _home, _ledger, _log, _sink)
         if (finding := look(home)) is not None
     ]
 
@@ -84,6 +98,19 @@ def _ledger(home: Home) -> Finding:
         return Finding("ledger", False, error.fact, error.hint or "")
     place = "" if home.ledger.is_local else f" at {home.ledger}"
     return Finding("ledger", True, f"position {journal.position if journal else 0}{place}")
+
+
+def _log(home: Home) -> Finding | None:
+    """Whether the log is the one that the ledger is billed from."""
+    from opentab.pipeline.log_check import check_log
+
+    try:
+        log_id = check_log(home)
+    except LogError as error:
+        return Finding("log", False, error.fact, error.hint or "")
+    except OpentabError:
+        return None  # the ledger's trouble is told above
+    return None if log_id is None else Finding("log", True, f"{home['log.uri']}, id {log_id}")
 
 
 def _sink(home: Home) -> Finding | None:

@@ -6,11 +6,14 @@
     ├── MachineError            something is missing on this machine, Java for example
     ├── LogError                the log cannot be read or written
     │   ├── SegmentDamaged      a segment's bytes are not those that were written
+    │   ├── LogMismatch         the log is not the one that the ledger is billed from
+    │   ├── ClockMismatch       the arrivals in the log contradict this machine's clock
     │   └── LogUnreachable      the brokers do not answer; it is tried again
     ├── LedgerError             the ledger cannot be read or written
     │   ├── SchemaMismatch      written by a program that is newer or older than this one
     │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
     │   ├── JournalGap          batch numbers are not 1, 2, 3 …
+    │   ├── FileDamaged         a file's content is not what was written
     │   └── Fenced              another pipeline has committed in our place
     ├── ReplicaError            a replica cannot answer
     │   ├── ReplicaDamaged      its copy is torn or of something else: it is made anew
@@ -64,6 +67,14 @@ class SegmentDamaged(LogError):
     pass
 
 
+class LogMismatch(LogError):
+    exit_code = 2
+
+
+class ClockMismatch(LogError):
+    pass
+
+
 class LogUnreachable(LogError):
     pass
 
@@ -81,6 +92,10 @@ class HomeMismatch(LedgerError):
 
 
 class JournalGap(LedgerError):
+    pass
+
+
+class FileDamaged(LedgerError):
     pass
 
 

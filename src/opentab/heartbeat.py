@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 
 from opentab.place import Place
@@ -22,16 +24,25 @@ class Heartbeat(msgspec.Struct, frozen=True):
     unread_segments: int
     invoices_position: int = 0  # all that was due up to this batch has been issued
     unread_unit: str = "segments"  # or messages, where the log is a Kafka topic
+    held_back: int = 0  # partitions of the log that go on with an arrival ahead of the pipeline's clock
+    trouble: str | None = None  # why, and what to do about it
+    crc32: int | None = None  # of the same without it; None: written by an earlier version
 
 
 def write_heartbeat(ledger: Place, heartbeat: Heartbeat) -> None:
     """Replace the heartbeat; a reader sees the old one or the new one."""
-    (ledger / NAME).replace(msgspec.json.encode(heartbeat))
+    sealed = msgspec.structs.replace(heartbeat, crc32=_checksum(heartbeat))
+    (ledger / NAME).replace(msgspec.json.encode(sealed))
 
 
 def read_heartbeat(ledger: Place) -> Heartbeat | None:
-    """The last heartbeat, or None if there never was one."""
+    """The last heartbeat, or None if there never was one, or it is damaged."""
     try:
-        return msgspec.json.decode((ledger / NAME).read(), type=Heartbeat)
-    except (OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode((ledger / NAME).read(), type=Heartbeat)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    return found if found.crc32 in (None, _checksum(found)) else None
+
+
+def _checksum(heartbeat: Heartbeat) -> int:
+    return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(heartbeat, crc32=None)))

@@ -51,7 +51,7 @@ class Lock:
         """Who holds it, in words."""
         try:
             return str(msgspec.json.decode(self._path.read_bytes(), type=Holder))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return "another process"
 
     def release(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from opentab import s3
-from opentab.disk import sync
+from opentab.disk import make_directories, sync
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -75,9 +75,12 @@ class Place(msgspec.Struct, frozen=True):
         return bool(self.filesystem.get_file_info(self.inside).is_file)
 
     def make(self, *, parents: bool = True) -> None:
-        """Make the directory; a bucket has none."""
+        """Make the directory, durably; a bucket has none."""
         if self.is_local:
-            self.path.mkdir(parents=parents, exist_ok=True)
+            if parents:
+                make_directories(self.path)
+            else:
+                self.path.mkdir(exist_ok=True)
 
     def names(self) -> list[str]:
         """The names of the files in a directory; none where it is not there."""
@@ -95,27 +98,32 @@ class Place(msgspec.Struct, frozen=True):
         with s3.filesystem(self.options, brisk=True).open_input_stream(self.inside) as file:
             return bytes(file.read())
 
-    def replace(self, content: bytes) -> None:
-        """Write a small file; a reader sees the old one or the new one."""
+    def replace(self, content: bytes, *, durable: bool = False) -> None:
+        """Write a small file; a reader sees the old one or the new one. A durable one outlives a power cut."""
         if not self.is_local:
             with s3.filesystem(self.options, brisk=True).open_output_stream(self.inside) as file:
                 file.write(content)
             return
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         aside.write_bytes(content)
+        if durable:
+            sync(aside)
         aside.replace(self.path)
+        if durable:
+            sync(self.path.parent)
 
     @contextmanager
     def create(self) -> Iterator[Any]:
-        """A new file to write to; in the end it is durable."""
+        """A new file to write to; in the end it is durable. On a disk a file that is there is FileExistsError."""
         if not self.is_local:
             with self.filesystem.open_output_stream(self.inside) as file:
                 yield file
             return
         path = self.path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
+        created = path.open("xb")  # outside of the try: a file that was there is not ours to remove
         try:
-            with path.open("xb") as file:
+            with created as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -44,8 +44,8 @@ REJECTION = pa.schema(
 )
 
 # An event with an id: the key that tells it from others (128 bits in two words), and where it stands in the log. Files
-# are sorted by the key. `payload` tells its values from others' (64 bits), or that it did not count: it was rejected
-# or another task of the same batch had the first of its repeats.
+# are sorted by the key. `payload` tells its values from others' (64 bits), or that it was rejected. (In ledgers of
+# earlier versions also that another task of the same batch had the first of its repeats.)
 DID_NOT_COUNT = 0
 SEEN = pa.schema(
     [
@@ -126,6 +126,10 @@ class Spot(NamedTuple):
         return self.number if self.byte else self.number + 1
 
 
+# Where a ledger begins to read a log that it moves to: at its beginning, or where it was in the log before.
+Start = Literal["beginning", "same_offsets"]
+
+
 class PartitionState(msgspec.Struct, frozen=True):
     """What the journal knows of one partition of the log after a batch."""
 
@@ -133,6 +137,16 @@ class PartitionState(msgspec.Struct, frozen=True):
     latest_us: int | None  # the latest event time that counted; None: no events yet
     arrived_us: int  # when the last segment arrived
     idle: bool  # silent for long and read to its end: it holds no other partition back
+
+
+class ClockRestart(msgspec.Struct, frozen=True):
+    """A moment from which arrival runs anew, because stamps in the log were wrong (ADR 20)."""
+
+    batch: int  # the batch without events that records it
+    at_us: int  # the moment; no earlier stamp counts as later than this
+    upto: dict[str, int]  # the last segment or message in the log then, by partition
+    forgotten_us: int | None  # what the batch before had forgotten
+    remembers_from: int  # ids that counted in this batch or later are known even so
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
@@ -161,6 +175,10 @@ class BatchRecord(msgspec.Struct, frozen=True):
     duplicates: int = 0  # repeats of events that had counted, with the same values: they did not count again
     forgotten_us: int | None = None  # ids of events that arrived before it are not known any more
     without_id: int = 0  # events that counted and cannot be told from their duplicates
+    log_id: str | None = None  # the log that the ledger is billed from; None: written by an earlier version
+    log_uri: str | None = None  # where that log was: log.uri of the home
+    adopted: Start | None = None  # the ledger moved to this log with this batch, and reads it from there
+    restarts: list[ClockRestart] = []  # all that there were so far, in order; this batch's own is the last
 
     @property
     def amount_micros(self) -> int:

@@ -92,6 +92,11 @@ class LiveLine:
             self._file.flush()
             self._next = now + self._every
 
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self._file.write(f"\r\x1b[2K{text}\n" if self._live else f"{text}\n")
+        self._file.flush()
+
     def close(self) -> None:
         if self._shown:
             self._file.write("\n")

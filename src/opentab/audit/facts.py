@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from opentab.audit.clock import Lapse
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -40,5 +42,7 @@ class Recomputed:
     facts: dict[int, BatchFacts] = field(default_factory=dict)
     partitions: dict[int, dict[str, Partition]] = field(default_factory=dict)  # after each batch
     forgotten_us: dict[int, int | None] = field(default_factory=dict)  # after each batch
+    lapses: dict[int, tuple[Lapse, ...]] = field(default_factory=dict)  # restarts of the clock, up to each batch
     troubles: list[tuple[int, str]] = field(default_factory=list)  # batch, what is wrong
     numbers: int = 0  # of segments or messages
+    unchecked: int = 0  # segments of earlier versions, whose headers have no checksum

@@ -9,10 +9,11 @@ import duckdb
 import pyarrow as pa
 
 from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, shown
+from opentab.audit.clock import own_restart, remembered_sql
 from opentab.audit.facts import Recomputed
+from opentab.audit.forgotten import recorded_forgotten
 from opentab.audit.murmur import murmur
 from opentab.audit.rows import to_table
-from opentab.events import UNBOUNDED_US
 from opentab.records import BatchRecord
 
 KEYS_SAMPLED = 1000
@@ -46,8 +47,8 @@ def check_ids(con: duckdb.DuckDBPyConnection, batches: Sequence[BatchRecord], re
         if rows:
             tally.differ(f"the journal remembers {rows} ids, and every event counts")
         return tally.done("dedupe is off")
-    forgotten_us = recount.forgotten_us[batches[-1].batch]
-    remembers = "true" if forgotten_us is None else f"arrived_us >= {forgotten_us}"
+    last = batches[-1].batch
+    remembers = remembered_sql(recount.lapses[last], recount.forgotten_us[last])
     con.execute(
         f"""
         CREATE OR REPLACE TEMP VIEW remembered AS
@@ -84,18 +85,18 @@ def _marks(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, int, int, int
         f"SELECT {', '.join(PLACE)}, reverses, source FROM keyed ANTI JOIN uncounted ON keyed.rowid = uncounted.row"
         " WHERE reverses IS NOT NULL"
     ).fetchall()
-    return [(*place, *_key(reverses, source, reversal=True)) for *place, reverses, source in rows]
+    return [(*place, *key_of(reverses, source, reversal=True)) for *place, reverses, source in rows]
 
 
 def _compare_forgotten(tally: Tally, batches: Sequence[BatchRecord], recount: Recomputed) -> None:
     for record in batches:
-        log_us, journal_us = recount.forgotten_us[record.batch], record.forgotten_us
-        # A window that never ends has its end before all time; that may be written as nothing.
-        if journal_us is not None and journal_us < -UNBOUNDED_US // 2:
-            journal_us = None
+        log_us, journal_us = recount.forgotten_us[record.batch], recorded_forgotten(record)
         if journal_us != log_us:
             what = f"batch {record.batch}, the arrival before which ids are forgotten"
             tally.compare(what, journal=instant(journal_us), log=instant(log_us))
+        own = own_restart(record)
+        if own is not None and own.forgotten_us != recount.forgotten_us.get(record.batch - 1):
+            tally.differ(f"batch {record.batch} restarts the clock and names another moment of forgetting before it")
 
 
 def _compare_rows(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
@@ -155,12 +156,13 @@ def _compare_keys(con: duckdb.DuckDBPyConnection, tally: Tally) -> None:
         f" FROM sampled s JOIN keyed r ON {_same('s', 'r')} ORDER BY ALL"
     ).fetchall()
     for *place, high, low, id_, source in rows:
-        if {high, low} != set(_key(id_, source)):
+        if {high, low} != set(key_of(id_, source)):
             tally.differ(f"{_where(place)}: the journal remembers it under a key that is not of the id {id_!r}")
     con.execute("DROP TABLE sampled")
 
 
-def _key(id_: str, source: str | None, *, reversal: bool = False) -> tuple[int, int]:
+def key_of(id_: str, source: str | None, *, reversal: bool = False) -> tuple[int, int]:
+    """The key that the journal remembers an id by."""
     text = (id_ if source is None else f"{len(source)}:{source}{id_}").encode()
     seed = 2 * reversal + (source is not None)
     if len(text) < LONG_BYTES:

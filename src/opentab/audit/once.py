@@ -16,6 +16,7 @@ from typing import NamedTuple
 import duckdb
 import pyarrow as pa
 
+from opentab.audit.clock import Lapse, recalled_us
 from opentab.audit.rows import FETCH_ROWS, fetched, to_table
 from opentab.events import Reason
 
@@ -49,6 +50,7 @@ class Memory(NamedTuple):
 
     window_us: int
     forgotten_us: int | None
+    lapses: tuple[Lapse, ...] = ()  # restarts of the clock before it
 
 
 class Uncounted(NamedTuple):
@@ -112,9 +114,12 @@ class Once:
     def _recall(self, memory: Memory, event: KeyedEvent, key: Key) -> Known | None:
         """The last event of the key that counted, unless the window behind it has passed or it is forgotten."""
         known = self._known.get(key)
-        if known is None or event.arrived_us - known.event.arrived_us > memory.window_us:
+        if known is None:
             return None
-        if memory.forgotten_us is not None and known.event.arrived_us < memory.forgotten_us:
+        arrived_us = recalled_us(known.event.arrived_us, known.event.batch, memory.lapses)
+        if arrived_us is None or event.arrived_us - arrived_us > memory.window_us:
+            return None
+        if memory.forgotten_us is not None and arrived_us < memory.forgotten_us:
             return None
         return known
 

@@ -19,6 +19,9 @@ from opentab.errors import LogError, SegmentDamaged
 MAGIC = b"opentab-segment 1 "
 HEADER_BYTES_MAX = 4096
 Int64s = npt.NDArray[np.int64]
+EARLIER_FIELDS = {"partition", "number", "arrived_us", "lines", "bytes", "crc32"}
+# A header with its own checksum: the bytes that it is of, and the checksum.
+SEALED = re.compile(rb'(.*),"header_crc32":([0-9]+)\}')
 INCOMING_NAME = re.compile(r"(.+)-([0-9]{12})\.seg")
 
 
@@ -37,6 +40,7 @@ class RawLines:
     numbers: Int64s
     bytes_at: Int64s
     place: Callable[[int], str]  # of a line, by its index
+    is_checked: bool = True  # False: its header, of an earlier version, has no checksum
 
     def line(self, index: int) -> bytes:
         """A line without its end."""
@@ -50,6 +54,12 @@ class RawLog(Protocol):
     begins_anywhere: bool  # whether its first number may be gone before the first batch
     base: int  # by how much the numbers that batches count are greater than those of the places
 
+    def __hash__(self) -> int: ...
+
+    def id(self) -> str | None:
+        """Which log this is; None if it is not there or has no id."""
+        ...
+
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """A range of numbers in pieces that are read at once."""
         ...
@@ -58,8 +68,8 @@ class RawLog(Protocol):
         """A piece; raises LogError where it is gone and SegmentDamaged where it is not whole."""
         ...
 
-    def arrived_us(self, partition: str, number: int) -> int | None:
-        """When this one arrived; None if there is none."""
+    def stamp_from(self, partition: str, number: int) -> tuple[int, int] | None:
+        """The number and the stamped arrival of this one, or of the next one there is; None if there is none."""
         ...
 
     def waiting(self, positions: dict[str, int]) -> int:
@@ -85,6 +95,13 @@ class RawDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def id(self) -> str | None:
+        """What its file says."""
+        try:
+            return (self.path / "id").read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Segment by segment."""
@@ -120,16 +137,17 @@ class RawDirectory:
             np.full(len(ends), number, np.int64),
             body_at + starts[:-1],
             lambda index: f"{partition}/{number}@{body_at + int(starts[index])}",
+            is_checked="header_crc32" in header,
         )
 
-    def arrived_us(self, partition: str, number: int) -> int | None:
-        """When a segment arrived; None if it is not there or has no header."""
+    def stamp_from(self, partition: str, number: int) -> tuple[int, int] | None:
+        """When a segment arrived, as it is stamped; None if it is not there or its header is damaged."""
         data = self._bytes(partition, number, HEADER_BYTES_MAX)
         try:
             arrived_us = None if data is None else _header(data, "")[0].get("arrived_us")
         except SegmentDamaged:
             return None
-        return arrived_us if isinstance(arrived_us, int) else None
+        return (number, arrived_us) if isinstance(arrived_us, int) else None
 
     def waiting(self, positions: dict[str, int]) -> int:
         """How many segments lie behind `positions`, incoming or archived."""
@@ -176,4 +194,8 @@ def _header(data: bytes, name: str) -> tuple[dict[str, Any], int]:
         key: int(item.text) if isinstance(item, Number) and item.text.lstrip("-").isdigit() else item
         for key, item in value.items()
     }
+    sealed = SEALED.fullmatch(data, 0, end)
+    is_whole = zlib.crc32(sealed[1]) == int(sealed[2]) if sealed else set(plain) == EARLIER_FIELDS
+    if not is_whole:
+        raise SegmentDamaged(f"{name} is damaged: its header is not what was written")
     return plain, end + 1

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from opentab.audit.raw import RawLines
 from opentab.errors import LogError
@@ -30,6 +31,22 @@ class RawTopic:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._readers: dict[int, _Reader] = {}
+
+    def id(self) -> str | None:
+        """The ids of the cluster and of the topic."""
+        topic = self._settings.topic
+        admin = AdminClient(self._settings.client(), logger=silent_logger)
+        try:
+            described = admin.describe_topics(TopicCollection([topic]), request_timeout=SECONDS_MAX)[topic].result()
+            cluster = admin.describe_cluster(request_timeout=SECONDS_MAX).result().cluster_id
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise LogError(f"the topic cannot be read: {error.args[0].str()}", retry_helps=True) from error
+        topic_id = described.topic_id
+        if not topic_id.get_most_significant_bits() and not topic_id.get_least_significant_bits():
+            return f"kafka:{cluster}/{topic}"  # its brokers know no topic ids
+        return f"kafka:{cluster}/{str(topic_id).replace('+', '-').replace('/', '_')}"
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Some ten thousand messages at a time."""
@@ -55,11 +72,12 @@ class RawTopic:
             lambda index: f"{partition}/{offsets[index]}",
         )
 
-    def arrived_us(self, partition: str, number: int) -> int | None:
-        """When the message of this number, or the next one there is, arrived; None if there is none."""
+    def stamp_from(self, partition: str, number: int) -> tuple[int, int] | None:
+        """Number and timestamp of the message of this number, or of the next one there is; None if there is none."""
         _, end = self._ends(int(partition))
         reader = _Reader(self._connect(), self._settings.topic, int(partition))
-        return next((timestamp_ms * 1000 for _, _, timestamp_ms in reader.messages(number - 1, end)), None)
+        found = ((offset + 1, timestamp_ms * 1000) for offset, _, timestamp_ms in reader.messages(number - 1, end))
+        return next(found, None)
 
     def waiting(self, positions: dict[str, int]) -> int:
         """How many offsets lie behind `positions`."""

@@ -17,19 +17,23 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.dataset as ds
 
+from opentab.audit.clock import lines_arrived, restarts_so_far
 from opentab.audit.days import DAY_US, Days
 from opentab.audit.facts import BatchFacts, Recomputed
-from opentab.audit.forgotten import forgotten_after, partitions_after
+from opentab.audit.forgotten import forgotten_after, lapses_before, partitions_after
+from opentab.audit.logs import Logs
 from opentab.audit.once import Memory, create_keyed, settle
 from opentab.audit.raw import RawLines, RawLog
 from opentab.audit.refused import Refused, create_refused, insert_refused, refuse_keyed
 from opentab.audit.rows import to_table
 from opentab.audit.shapes import Shape, select_counted, shape_of
+from opentab.audit.trusted import trust_ids
 from opentab.audit.wire import Counted, decide, is_input
 from opentab.errors import LogError
 from opentab.events import Reason, Rules
-from opentab.records import BatchRecord
+from opentab.records import BatchRecord, ClockRestart
 
 GROUP_BYTES_MAX = 64 * 1024 * 1024
 GROUP_SLICES_MAX = 4096
@@ -74,11 +78,17 @@ def days_in(zone: str) -> Days:
 
 def recompute(
     con: duckdb.DuckDBPyConnection,
-    log: RawLog,
+    logs: Logs,
     batches: Sequence[BatchRecord],
     progress: Progress | None = None,
+    *,
+    seen: ds.Dataset | None = None,
 ) -> Recomputed:
-    """Count the batches again. Leaves the tables `recounted`, `refused`, `keyed` and `uncounted` in `con`."""
+    """Count the batches again. Leaves the tables `recounted`, `refused`, `keyed` and `uncounted` in `con`.
+
+    Of a batch whose log is gone the facts are what its record says, and the tables hold nothing. `seen`, the ids that
+    the journal remembers, tells which later events repeat one of those.
+    """
     con.execute(
         "CREATE TABLE recounted (batch BIGINT, day DATE, customer VARCHAR, type VARCHAR,"
         " amount_micros HUGEINT, event_count BIGINT, first_us BIGINT, last_us BIGINT)"
@@ -87,30 +97,57 @@ def recompute(
     create_keyed(con)
     result = Recomputed(facts={record.batch: BatchFacts() for record in batches})
     counter = _Counter(con, result)
+    restarts = restarts_so_far(batches)
     for done, record in enumerate(batches, start=1):
-        for slice_ in _slices(log, record, result):
-            counter.add(slice_, record.rules)
+        log = logs.of(record.batch)
+        if log is None:
+            result.facts[record.batch] = _facts_of(record)
+        else:
+            for slice_ in _slices(log, record, restarts[record.batch], result):
+                counter.add(slice_, record.rules)
         if progress:
             progress(done, len(batches))
     counter.flush()
-    result.partitions = partitions_after(batches, result.facts, log)
-    result.forgotten_us = forgotten_after(batches, result.partitions)
-    settle(con, {r.batch: Memory(r.rules.dedupe_us, result.forgotten_us.get(r.batch - 1)) for r in batches})
+    result.partitions = partitions_after(batches, result.facts, logs)
+    result.forgotten_us = forgotten_after(batches, result.partitions, logs)
+    result.lapses = lapses_before(batches, result.forgotten_us)
+    memories = {
+        r.batch: Memory(r.rules.dedupe_us, result.forgotten_us.get(r.batch - 1), result.lapses[r.batch])
+        for r in batches
+    }
+    settle(con, memories)
+    if seen is not None:
+        trust_ids(con, logs, seen)
     _sum_keyed(con, result)
-    refuse_keyed(con, log, batches, result)
+    refuse_keyed(con, logs, batches, result)
     return result
 
 
-def _slices(log: RawLog, record: BatchRecord, result: Recomputed) -> Iterator[Slice]:
+def _facts_of(record: BatchRecord) -> BatchFacts:
+    """What a batch's record says of it."""
+    return BatchFacts(
+        lines=record.event_count + record.rejection_count + record.duplicates,
+        events=record.event_count,
+        amount_micros=record.amount_micros,
+        rejections=Counter(record.rejections),
+        duplicates=record.duplicates,
+        without_id=record.without_id,
+        latest_us={n: s.latest_us for n, s in record.partitions.items() if s.latest_us is not None},
+        arrived_us={n: s.arrived_us for n, s in record.partitions.items()},
+    )
+
+
+def _slices(log: RawLog, record: BatchRecord, restarts: Sequence[ClockRestart], result: Recomputed) -> Iterator[Slice]:
     arrived_us = result.facts[record.batch].arrived_us
     for partition, (first, last) in sorted(record.taken.items()):
         for piece in log.pieces(first, last):
             result.numbers += piece[1] - piece[0] + 1
             try:
-                raw = log.read(partition, *piece)
+                raw = lines_arrived(log.read(partition, *piece), restarts, log.base)
             except LogError as error:
                 result.troubles.append((record.batch, error.fact))
                 continue
+            result.unchecked += not raw.is_checked
             if len(raw.arrived_us):
                 arrived_us[partition] = max(int(raw.arrived_us.max()), arrived_us.get(partition, 0))
                 yield Slice(record.batch, raw)

@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from opentab.audit.facts import Recomputed
+from opentab.audit.logs import Logs
 from opentab.audit.raw import RawLog
 from opentab.audit.rows import fetched, to_table
 from opentab.errors import LogError
@@ -51,7 +52,7 @@ def create_refused(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def refuse_keyed(
-    con: duckdb.DuckDBPyConnection, log: RawLog, batches: Sequence[BatchRecord], result: Recomputed
+    con: duckdb.DuckDBPyConnection, logs: Logs, batches: Sequence[BatchRecord], result: Recomputed
 ) -> None:
     """Add the events that decode well and are rejected all the same to `refused`, read once more for their bytes."""
     taken = {record.batch: record.taken for record in batches}
@@ -65,8 +66,10 @@ def refuse_keyed(
         )
         for (batch, partition), rows in groupby(fetched(cursor), key=itemgetter(0, 1)):
             reasons = {(number, byte): reason for _, _, number, byte, reason in rows}
-            refused = _read_again(log, batch, partition, taken[batch][partition], reasons, result)
-            insert_refused(con, refused, result)
+            log = logs.of(batch)
+            if log is not None:
+                refused = _read_again(log, batch, partition, taken[batch][partition], reasons, result)
+                insert_refused(con, refused, result)
 
 
 def _read_again(

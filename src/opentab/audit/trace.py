@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import duckdb
 import pyarrow.dataset as ds
 
+from opentab.audit.clock import Lapse, lines_arrived
 from opentab.audit.days import month_of_day, month_of_period, period_of_month
 from opentab.audit.invoices import Invoices
 from opentab.audit.lateness import Mark, billed_month
+from opentab.audit.logs import Logs, open_logs
 from opentab.audit.once import KeyedEvent, Memory, Once
-from opentab.audit.raw import RawLines, RawLog, open_raw
+from opentab.audit.raw import RawLines
 from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
 from opentab.audit.verify import Journal
@@ -75,7 +78,7 @@ class Trace:
     period: str
     customer: str
     lines: list[TracedLine]
-    _log: RawLog
+    _logs: Callable[[], Logs]  # asked for where the log is read, and not for the sums
     _batches: list[BatchRecord]  # all that added to the months that are billed here
     _billed: dict[tuple[int, int], bool]  # (batch, own month): the month is billed here, as an adjustment?
     _rejected: set[tuple[int, str]]  # (batch, place) of events that decode well
@@ -93,15 +96,23 @@ class Trace:
         """The amount as an invoice rounds it."""
         return half_even(self.amount_micros, minor_micros(currency))
 
+    @property
+    def gone(self) -> list[int]:
+        """The batches whose events cannot be shown, because their log is gone."""
+        return [record.batch for record in self._batches if self._logs().of(record.batch) is None]
+
     def events(self) -> Iterator[TracedEvent]:
         """The raw events that count, batch by batch in the order of the log."""
         once = Once()
         for record in self._batches:
+            log = self._logs().of(record.batch)
+            if log is None:
+                continue
             found = [
                 one
                 for partition, (first, last) in sorted(record.taken.items())
-                for piece in self._log.pieces(first, last)
-                for one in self._found_in(self._log.read(partition, *piece), record)
+                for piece in log.pieces(first, last)
+                for one in self._found_in(lines_arrived(log.read(partition, *piece), record.restarts, log.base), record)
             ]
             repeats = _repeats(found, once, self._memories[record.batch])
             for index, one in enumerate(found):
@@ -176,7 +187,8 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
 
     With `upto` only the batches that an invoice of that position was made from.
     """
-    records = {record.batch: record for record in journal.batches() if upto is None or record.batch <= upto}
+    all_records = journal.batches()
+    records = {record.batch: record for record in all_records if upto is None or record.batch <= upto}
     wanted = month_of_period(period)
     lines: list[TracedLine] = []
     billed: dict[tuple[int, int], bool] = {}
@@ -202,8 +214,10 @@ def trace(home: Home, journal: Journal, period: str, customer: str, *, upto: int
     memories = {}
     for batch, record in records.items():
         before = records.get(batch - 1)
-        memories[batch] = Memory(record.rules.dedupe_us, before.forgotten_us if before else None)
-    return Trace(period, customer, lines, open_raw(home), concerned, billed, _rejected(journal), memories)
+        lapses = tuple(Lapse(r.batch, r.at_us, r.remembers_from, r.forgotten_us) for r in record.restarts)
+        memories[batch] = Memory(record.rules.dedupe_us, before.forgotten_us if before else None, lapses)
+    logs = cache(partial(open_logs, home, all_records))
+    return Trace(period, customer, lines, logs, concerned, billed, _rejected(journal), memories)
 
 
 def invoice_of(invoices: Invoices, period: str, customer: str, revision: int) -> TracedInvoice:

@@ -16,13 +16,15 @@ import pyarrow.dataset as ds
 from opentab.audit.balances import Balances, check_balances
 from opentab.audit.bills import bill
 from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, money, sums
+from opentab.audit.clock import own_restart, restarts_so_far
 from opentab.audit.days import DAY_US, FIRST_DAY
 from opentab.audit.facts import Recomputed
 from opentab.audit.ids import check_ids
 from opentab.audit.invoices import Invoices, check_invoices
 from opentab.audit.lateness import Mark
-from opentab.audit.raw import RawLog, open_raw
+from opentab.audit.logs import Logs, open_logs
 from opentab.audit.recompute import Progress, recompute
+from opentab.audit.trusted import in_gone, trust_rows
 from opentab.config import Home
 from opentab.money import format_micros
 from opentab.records import BatchRecord, PartitionState
@@ -51,11 +53,17 @@ class Report:
     amount_micros: int
     not_yet_billed_segments: int
     seconds: float
+    gone: Sequence[str] = ()  # which batches could not be recomputed because their log is gone
     totals: pa.Table | None = None  # period, customer, type, own_period, amount_micros, events
 
     @property
     def agrees(self) -> bool:
         return all(check.agrees for check in self.checks)
+
+    @property
+    def agrees_otherwise(self) -> bool:
+        """Whether nothing differs besides logs that are gone."""
+        return sum(check.differences for check in self.checks) == len(self.gone)
 
 
 def verify(
@@ -77,21 +85,21 @@ def verify(
     5. compare with the bills that the simulator knew beforehand, if there are any
     """
     began = time.monotonic()
-    log = open_raw(home)
     batches = journal.batches()
+    logs = open_logs(home, batches)
     with tempfile.TemporaryDirectory(prefix="opentab-verify-") as scratch, _connect(scratch) as con:
-        recount = recompute(con, log, batches, progress)
-        positions = _positions(batches)
-        waiting = log.waiting(positions)
-        _register(con, journal, max((record.batch for record in batches), default=0))
+        recount = recompute(con, logs, batches, progress, seen=journal.seen())
+        waiting = logs.current.waiting(_positions(batches)) if logs.is_current else 0
+        _register(con, journal, max((record.batch for record in batches), default=0), logs)
+        trust_rows(con, logs)
         marks: dict[int, Mark] = {}
         checks = [
-            _check_log(batches, recount, log, waiting),
+            _check_log(batches, recount, logs, waiting),
             _check_batches(batches, recount),
             _check_entries(con),
             _check_rejections(con),
             check_ids(con, batches, recount),
-            _check_watermarks(batches, recount, marks),
+            _check_watermarks(batches, recount, marks, logs),
         ]
         billed = bill(con, batches, marks, entries="recounted", name="log_bills")
         checks.append(_check_totals(con, batches))
@@ -101,7 +109,7 @@ def verify(
             checks.append(check_balances(con, balances, batches, marks, billed))
         bills = home.expected_path / "bills.csv"
         if expected and bills.exists():
-            checks.append(_check_expected(con, bills, waiting, log.unit))
+            checks.append(_check_expected(con, bills, waiting, logs.current.unit))
         facts = recount.facts.values()
         return Report(
             checks=checks,
@@ -112,6 +120,7 @@ def verify(
             amount_micros=sum(f.amount_micros for f in facts),
             not_yet_billed_segments=waiting,
             seconds=time.monotonic() - began,
+            gone=[stretch.sentence for stretch in logs.gone],
             totals=_totals(con) if keep_totals else None,
         )
 
@@ -125,51 +134,66 @@ def _connect(scratch: str) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config=settings)
 
 
-def _register(con: duckdb.DuckDBPyConnection, journal: Journal, last: int) -> None:
+def _register(con: duckdb.DuckDBPyConnection, journal: Journal, last: int, logs: Logs) -> None:
     """Make the views `journal_entries`, `journal_rejections` and `journal_seen`.
 
     A pipeline may be at work: what it has committed since we read the batches is left out. Rows of
-    a batch that has no record at all stay, to be found.
+    a batch that has no record at all stay, to be found. Ids of a log that is gone cannot be compared with anything.
     """
     con.register("entries_now", journal.entries())
     con.register("rejections_now", journal.rejections())
     con.register("seen_now", journal.seen())
     last_now = max((record.batch for record in journal.batches()), default=0)
     for kind in ("entries", "rejections", "seen"):
+        hidden = in_gone(logs) if kind == "seen" else "false"
         con.execute(
-            f"CREATE TEMP VIEW journal_{kind} AS SELECT * FROM {kind}_now WHERE batch <= {last} OR batch > {last_now}"
+            f"CREATE TEMP VIEW journal_{kind} AS SELECT * FROM {kind}_now"
+            f" WHERE (batch <= {last} OR batch > {last_now}) AND NOT ({hidden})"
         )
 
 
 def _positions(batches: Sequence[BatchRecord]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for record in batches:
+        if record.adopted == "beginning":
+            positions = {}
         for partition, (_, last) in record.taken.items():
             positions[partition] = max(last, positions.get(partition, 0))
     return positions
 
 
-def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, log: RawLog, waiting: int) -> Check:
+def _check_log(batches: Sequence[BatchRecord], recount: Recomputed, logs: Logs, waiting: int) -> Check:
     tally = Tally("log", compared=recount.numbers)
     positions: dict[str, int] = {}
+    is_first = True  # of those that took anything of their log
     for record in batches:
+        if record.adopted == "beginning":
+            positions, is_first = {}, True
+        log = logs.of(record.batch) or logs.current
         for partition, (first, last) in sorted(record.taken.items()):
             before = positions.get(partition, 0)
             where = f"batch {record.batch}, log partition {partition!r}"
-            if first > before + 1 and not (record.batch == 1 and log.begins_anywhere):
+            if first > before + 1 and not (is_first and log.begins_anywhere):
                 tally.differ(f"{where}: no batch took the {log.unit} {before + 1} to {first - 1}")
             if first <= before:
                 tally.differ(f"{where}: the {log.unit} {first} to {min(before, last)} were taken twice")
             if last < first:
                 tally.differ(f"{where}: the range {first} to {last} is no range")
             positions[partition] = max(before, last)
+        is_first = is_first and not record.taken
+    for stretch in logs.gone:
+        tally.differ(stretch.sentence)
     for batch, trouble in recount.troubles:
         tally.differ(f"batch {batch}: {trouble}")
-    return tally.done(f"{waiting} {log.unit} not yet billed" if waiting else "")
+    notes = [f"{waiting} {logs.current.unit} not yet billed"] if waiting else []
+    if recount.unchecked:
+        notes.append(f"{recount.unchecked} {logs.current.unit} of earlier versions, whose headers have no checksum")
+    return tally.done(", ".join(notes))
 
 
 def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check:
     tally = Tally("batches", compared=len(batches))
+    restarts = restarts_so_far(batches)
     for number, record in enumerate(batches, start=1):
         facts = recount.facts[record.batch]
         where = f"batch {record.batch}"
@@ -187,6 +211,10 @@ def _check_batches(batches: Sequence[BatchRecord], recount: Recomputed) -> Check
         if record.rules.dedupe_us:
             # Without dedupe nobody asks for ids, and journals of earlier versions did not count this.
             tally.compare(f"{where}, events without an id", journal=record.without_id, log=facts.without_id)
+        if record.restarts != restarts[record.batch]:
+            tally.differ(f"{where} does not carry on the restarts of the clock before it")
+        if own_restart(record) is not None and record.taken:
+            tally.differ(f"{where} restarts the clock while events came")
         lines = record.event_count + record.rejection_count + record.duplicates
         tally.compare(f"{where}, input lines", journal=lines, log=facts.lines)
     return tally.done()
@@ -265,16 +293,17 @@ def _check_rejections(con: duckdb.DuckDBPyConnection) -> Check:
     return tally.done()
 
 
-def _check_watermarks(batches: Sequence[BatchRecord], recount: Recomputed, marks: dict[int, Mark]) -> Check:
+def _check_watermarks(batches: Sequence[BatchRecord], recount: Recomputed, marks: dict[int, Mark], logs: Logs) -> Check:
     """Recompute the watermark after each batch into `marks`, and compare."""
     tally = Tally("watermarks", compared=len(batches))
     latest_us: dict[str, int] = {}
     watermark_us: int | None = None
     final_us: int | None = None
-    now_us = 0  # the latest arrival so far
+    newest_us: int | None = None
     for record in batches:
+        if record.adopted == "beginning":  # of another log
+            latest_us = {}
         facts = recount.facts[record.batch]
-        now_us = max([now_us, *facts.arrived_us.values()])
         for name, at_us in facts.latest_us.items():
             latest_us[name] = max(at_us, latest_us.get(name, at_us))
         states = {
@@ -287,13 +316,16 @@ def _check_watermarks(batches: Sequence[BatchRecord], recount: Recomputed, marks
             watermark_us = _later(watermark_us, max(reached_us, FIRST_DAY * DAY_US))
         if record.clock_us is not None:
             # A batch of the clock: no events, later than all that had arrived.
-            if record.taken or record.clock_us < now_us:
+            if record.taken or any(record.clock_us < state.arrived_us for state in states.values()):
                 tally.differ(f"batch {record.batch} was moved by the clock while events came")
             watermark_us = _later(watermark_us, record.clock_us - record.rules.out_of_orderness_us)
         if watermark_us is not None:
             final_us = _later(final_us, watermark_us - record.rules.allowed_lateness_us)
+        for state in states.values():
+            newest_us = _later(newest_us, state.latest_us)
+        if logs.of(record.batch) is None:
+            watermark_us, final_us, newest_us = record.watermark_us, record.final_us, record.newest_us
         marks[record.batch] = Mark(watermark_us, final_us)
-        newest_us = max((s.latest_us for s in states.values() if s.latest_us is not None), default=None)
 
         where = f"batch {record.batch}"
         tally.compare(f"{where}, watermark", journal=instant(record.watermark_us), log=instant(watermark_us))

@@ -21,9 +21,10 @@ from opentab.config import Home
 from opentab.lab.expected import add_expected, read_bills, read_rejections
 from opentab.lab.lines import Writer
 from opentab.lab.telecom import MonthTally, Plan, Rows, Telecom, settle
-from opentab.log import Appends, open_producer
+from opentab.log import Appends
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock, wall_clock
 from opentab.periods import Period, from_us, to_us
+from opentab.pipeline.log_check import open_checked_producer
 
 __all__ = ["Outcome", "Plan", "generate", "read_bills", "read_rejections", "write_lines"]
 
@@ -63,7 +64,8 @@ def generate(
     months = telecom.tally()
     run = add_expected(home.expected_path, telecom, months)
     writer = Writer(telecom, run=run)
-    producers = [open_producer(home, _partition(home, telecom, source), clock=clock) for source in range(plan.sources)]
+    names = [_partition(home, telecom, source) for source in range(plan.sources)]
+    producers = [open_checked_producer(home, name, clock=clock) for name in names]
     lines_max = min(_lines_max(writer), home["pipeline.batch_events_max"])
     report = _Report(progress, sum(month.line_count for month in months))
     with _Appender(writer, producers, lines_max) as appender:

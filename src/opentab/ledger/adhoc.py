@@ -12,6 +12,7 @@ from opentab.config import Home
 from opentab.errors import InputError
 from opentab.ledger import balances
 from opentab.ledger.billed import connect
+from opentab.ledger.damage import damage_behind
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal
@@ -35,6 +36,8 @@ def run_query(home: Home, journal: Journal | None, query: str) -> tuple[list[str
         columns = [column[0] for column in result.description or []]
         return columns, _rows(result)
     except duckdb.Error as error:
+        if (damage := damage_behind(home.ledger, error)) is not None:
+            raise damage from error
         raise InputError(str(error).strip().splitlines()[0], hint=f"the views are: {', '.join(VIEWS)}") from error
 
 

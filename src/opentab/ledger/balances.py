@@ -6,27 +6,30 @@ A snapshot holds the periods that are not final: what is final never changes aga
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab import crash
 from opentab.ledger.billed import connect, register, status_of
-from opentab.ledger.files import stage
+from opentab.ledger.files import LedgerFile, damaged, dataset_of, facts_of, stage
 from opentab.ledger.journal import Journal
+from opentab.ledger.listing import check_list, live_files
 from opentab.ledger.table import (
-    TABLE_CONFIGURATION,
+    WEEK_KEEPING,
     add_action,
     check_version,
     create_table,
     look_at,
-    open_table,
+    make_durable,
     sweep,
+    tidy_log,
     write_actions,
 )
 from opentab.ledger.trouble import unreadable, unwritable
@@ -36,6 +39,7 @@ from opentab.records import BALANCE
 
 APP = "opentab-balances"
 CHUNK_ROWS = 1_000_000
+SUMS_KEY = "opentab.sums"  # in the footer of each file: its events and its micros
 MEMORY_LIMIT = "1GB"  # the rest goes to the disk
 
 RUNNING = """
@@ -57,6 +61,33 @@ class Snapshot:
     batch: int
     rows: ds.Dataset
     run: str = ""  # of the batch it was drawn at
+    root: Place | None = None
+    files: list[LedgerFile] = field(default_factory=list)
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def sums(self) -> tuple[int, int] | None:
+        """Events and micros of all rows, as they were when it was written; None where an earlier version wrote it."""
+        assert self.root is not None or not self.files
+        kept = [facts_of(self.root / file.path).get(SUMS_KEY) for file in self.files if self.root is not None]
+        pairs = [text.split() for text in kept if text is not None]
+        if len(pairs) < len(self.files):
+            return None
+        return sum(int(events) for events, _ in pairs), sum(int(micros) for _, micros in pairs)
+
+    def check(self, rows: int, event_count: int, sum_micros: int) -> None:
+        """Raise FileDamaged if what was read of it comes to something else than what was written."""
+        wanted = self.sums
+        if self.root is None or (rows == self.row_count and wanted in (None, (event_count, sum_micros))):
+            return
+        raise damaged(
+            self.root / self.files[0].path if len(self.files) == 1 else self.root,
+            f"its {rows} rows come to {sum_micros} micros and {event_count} events,"
+            f" not to what was written: {self.row_count} rows, {wanted}",
+        )
 
     def belongs_to(self, journal: Journal) -> bool:
         """Whether the journal holds the very batch that the snapshot was drawn at.
@@ -86,13 +117,13 @@ def latest(ledger: Place) -> Snapshot:
 
 def _snapshot(root: Place, table: DeltaTable) -> Snapshot:
     check_version(root, table.metadata().configuration)
+    make_durable(root, table)
     batch = table.transaction_version(APP) or 0
-    names = sorted(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
-    if not names:
-        return Snapshot(batch, ds.dataset(BALANCE.empty_table()))
-    files = [(root / name).inside for name in names]
-    rows = ds.dataset(files, schema=BALANCE, format="parquet", partitioning=None, filesystem=root.filesystem)
-    return Snapshot(batch, rows, run=names[0].rpartition("/")[2].split("-")[1])
+    live = live_files(root, table)
+    check_list(root, table, [APP], live)
+    files = sorted(LedgerFile(file["path"], file["num_records"]) for file in live)
+    run = files[0].path.rpartition("/")[2].split("-")[1] if files else ""
+    return Snapshot(batch, dataset_of(root, files, BALANCE), run, root, files)
 
 
 def running(
@@ -101,9 +132,19 @@ def running(
     """A connection with the view `running`: the balances at batch `upto`, less what the snapshot left out."""
     connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
     register(connection, journal, calendar, after=snapshot.batch, upto=upto)
-    connection.register("snapshot", snapshot.rows)
+    register_snapshot(connection, snapshot)
     connection.execute(f"create or replace temp view running as {RUNNING}")
     return connection
+
+
+def register_snapshot(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+    """Give the connection the view `snapshot`, once its rows come to what was written."""
+    connection.register("snapshot", snapshot.rows)
+    found = connection.execute(
+        "select count(*), coalesce(sum(event_count), 0)::bigint, coalesce(sum(sum_micros), 0) from snapshot"
+    ).fetchone()
+    rows, event_count, sum_micros = found or (0, 0, 0)
+    snapshot.check(rows, event_count, int(sum_micros))
 
 
 def final_view(
@@ -164,12 +205,19 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
         ).to_arrow_reader(CHUNK_ROWS)
         # There is always a file: its name tells which batch the snapshot was drawn at.
         chunks = _tables(reader) if keep else iter([BALANCE.empty_table()])
-        files = [stage(root, "balance", chunk, run=record.run, batches=(upto, upto)) for chunk in chunks]
+        files = [
+            stage(root, "balance", chunk, run=record.run, batches=(upto, upto), facts={SUMS_KEY: _sums(chunk)})
+            for chunk in chunks
+        ]
         if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
             return None
+        version = table.version()
         write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
+        table.update_incremental()
+        make_durable(root, table)
+        tidy_log(root, table, version, WEEK_KEEPING)
         crash.moment("snapshotted")
-        sweep(open_table(root))
+        sweep(root, table)
     except CommitFailedError as error:
         if "Concurrent transaction" in str(error):
             return None  # someone else was faster
@@ -181,7 +229,13 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
 
 def _create(root: Place) -> DeltaTable:
     fields = [pa.field("kind", pa.string()), *(field.with_nullable(True) for field in BALANCE)]
-    return create_table(root, pa.schema(fields), configuration=TABLE_CONFIGURATION)
+    return create_table(root, pa.schema(fields), keeping=WEEK_KEEPING)
+
+
+def _sums(chunk: pa.Table) -> str:
+    events = pc.sum(chunk["event_count"]).as_py() or 0
+    micros = pc.sum(chunk["sum_micros"].cast(pa.decimal256(76, 0))).as_py() or 0  # 38 digits might not hold it
+    return f"{events} {int(micros)}"
 
 
 def _tables(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from opentab.ledger.journal import Journal
+from opentab.ledger.sums import BatchSums, check_batches
 from opentab.periods import (
     DAY_MAX,
     DAY_MIN,
@@ -43,6 +44,10 @@ BILLED = f"""
     join batch_facts b on b.batch = e.batch
     join period_ends p on p.own_month = {OWN_MONTH.replace("day", "e.day")}
 """
+DAYS = """
+    select batch, day, count(*) as rows, sum(event_count)::bigint as event_count, sum(amount_micros) as micros
+    from entries_since group by batch, day
+"""
 ENTRY_COLUMNS = "e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at"
 
 
@@ -63,12 +68,18 @@ def register(
 ) -> None:
     """Give the connection the view `billed`: entries with the period that they are billed in.
 
-    And the view `billed_days`: the same for the days of each batch, which are few.
+    And the view `billed_days`: the same for the days of each batch, which are few. All entries are read for it, and
+    each batch must come to what its record says.
     """
     before = journal.batches(after=after - 1, upto=upto) if after else journal.batches(upto=upto)
     connection.register("entries_since", journal.entries(after=after, upto=upto))
     connection.register("batch_facts", batch_facts(before, calendar))
-    connection.execute("create or replace temp table days as select distinct batch, day from entries_since")
+    connection.execute(f"create or replace temp table days as {DAYS}")
+    sums = connection.execute(
+        "select batch, sum(rows)::bigint, sum(event_count)::bigint, sum(micros) from days group by batch"
+    ).fetchall()
+    found = {batch: BatchSums(rows, events, int(micros)) for batch, rows, events, micros in sums}
+    check_batches(found, [record for record in before if record.batch > after])
     months = connection.execute(f"select distinct {OWN_MONTH} from days").fetchall()
     connection.register("period_ends", period_ends([month for (month,) in months], calendar))
     for name, entries, columns in (

@@ -20,6 +20,7 @@ from opentab import crash
 from opentab.errors import LedgerError
 from opentab.ledger import balances
 from opentab.ledger.billed import OWN_MONTH, PERIOD_OF_MONTH, connect, register
+from opentab.ledger.damage import damage_behind
 from opentab.ledger.files import StagedFile, stage
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD, issue_over
@@ -109,7 +110,7 @@ class Closing:
         self.snapshot = ground(journal, upto)
         self.connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
         register(self.connection, journal, calendar, after=self.snapshot.batch, upto=upto)
-        self.connection.register("snapshot", self.snapshot.rows)
+        balances.register_snapshot(self.connection, self.snapshot)
         self.connection.execute(f"create temp view used as {USED}")
 
     def close(self) -> None:
@@ -123,7 +124,7 @@ class Closing:
 
     def row_count(self) -> int:
         """About how many rows have to be read."""
-        return int(self.snapshot.rows.count_rows()) + self.journal.entry_rows(after=self.snapshot.batch)
+        return self.snapshot.row_count + self.journal.entry_rows(after=self.snapshot.batch)
 
     def due(self, round_: Round) -> Due:
         """Which of the periods have invoices due at a round."""
@@ -233,8 +234,8 @@ def close_round(
             hint="give TMPDIR a place with more room",
             retry_helps=True,
         ) from error
-    except (OSError, duckdb.IOException) as error:
-        raise unwritable(invoices.root, error) from error
+    except (OSError, duckdb.IOException, duckdb.InvalidInputException) as error:
+        raise damage_behind(journal.root.parent, error) or unwritable(invoices.root, error) from error
     if not staged.files:
         return None
     crash.moment("closing_staged")

@@ -1,20 +1,34 @@
-"""Parquet files of the ledger, written before anyone may see them.
+"""The ledger's Parquet files: how they are written, and the only way to read them.
 
 A name carries the run that wrote it and is never used again; a file counts only once a commit names it.
+
+Every page has a checksum, and so has the footer (`footer.py`). A reader says which columns and how many rows it
+expects; whatever differs raises FileDamaged and names the file. Files of earlier versions have no checksums: of them
+only columns and rows are checked. Newer files say in their names that they have checksums, and the names stand in
+Delta's log: damage cannot turn a checked file into an unchecked one.
+
+Page headers have no checksum. Two rules make up for it: a column of a row group is one page, and row groups are read
+one by one. Then a page header that is wrong makes the number of values wrong. pyarrow notices that where it reads two
+columns or more; so datasets always read two, and other reads compare the number of rows.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
+from opentab.errors import FileDamaged
+from opentab.ledger.footer import BLANK, KEY, MAGIC, TAIL_BYTES, FooterSink, checksum_agrees
 from opentab.place import Place
+from opentab.records import with_dictionaries
 
 ROW_GROUP_ROWS = 131_072
 # Of these a single row is asked for, and it costs what its row group does.
@@ -28,6 +42,17 @@ DICTIONARY_COLUMNS = {"type", "day", "reason", "period", "kind", "line_period", 
 HASHES = {"key_high", "key_low", "payload"}
 STATISTICS = ("batch", "day", "customer", "period", "position", "key_high", "arrived_us")
 NOT_TOLD_OF = {"entry": {"customer"}}  # its files have customers of all names, so the first and the last tell nothing
+PAGE_BYTES_MAX = 2**26  # larger than a row group's column, unless its texts are huge
+PERIOD = "period"
+# Two of them are in each kind, and never empty. A scan of a dataset always reads them: that no column is alone.
+READ_ALWAYS = ("batch", "position", "revision", "event_count", "number", "reason")
+CHECKED_SUFFIX = ".checked.parquet"
+FOOTER_READ_BYTES = 65_536
+FOOTERS_MAX = 20_000  # that a process remembers
+LOCAL = LocalFileSystem()
+PARQUET = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -46,14 +71,14 @@ class StagedWriter:
     """Writes a file aside, table by table; `finish` says what was written."""
 
     def __init__(self, file: Any, schema: pa.Schema, staged: StagedFile, row_group_rows: int) -> None:
-        self._file = file
+        self._sink = FooterSink(file)
         self._staged = staged
         self._row_group_rows = row_group_rows
         self._rows = 0
         differences = {f.name for f in schema if f.name in DELTA_COLUMNS and not pa.types.is_decimal(f.type)}
         dense = differences | HASHES  # nothing makes them smaller
         self._writer = pq.ParquetWriter(
-            file,
+            self._sink,
             schema,
             compression={name: "none" if name in dense else "lz4" for name in schema.names},
             use_dictionary=[name for name in schema.names if name in DICTIONARY_COLUMNS],
@@ -62,6 +87,9 @@ class StagedWriter:
                 name for name in STATISTICS if name in schema.names and name not in NOT_TOLD_OF.get(staged.kind, ())
             ],
             store_schema=False,  # a dictionary is our way to write texts, and none of a reader's business
+            write_page_checksum=True,
+            data_page_size=PAGE_BYTES_MAX,
+            max_rows_per_page=row_group_rows,
         )
 
     def write(self, table: pa.Table) -> None:
@@ -69,10 +97,13 @@ class StagedWriter:
         self._writer.write_table(table, row_group_size=self._row_group_rows)
         self._rows += table.num_rows
 
-    def finish(self) -> StagedFile:
-        """The file as a commit may take it up."""
+    def finish(self, facts: Mapping[str, str] | None = None) -> StagedFile:
+        """The file as a commit may take it up; `facts` are kept in its footer."""
+        self._writer.add_key_value_metadata({KEY: BLANK, **(facts or {})})
+        self._sink.hold()
         self._writer.close()
-        return msgspec.structs.replace(self._staged, rows=self._rows, bytes=self._file.tell())
+        self._sink.release()
+        return msgspec.structs.replace(self._staged, rows=self._rows, bytes=self._sink.tell())
 
 
 @contextmanager
@@ -81,35 +112,231 @@ def staged_writer(
     row_group_rows: int = ROW_GROUP_ROWS,
 ) -> Iterator[StagedWriter]:  # fmt: skip
     """Write a file aside for a later commit, table by table; in the end it is on the disk."""
-    path = f"{column}={kind}/{batches[1]:09d}-{run}-{secrets.token_hex(4)}.parquet"
+    path = f"{column}={kind}/{batches[1]:09d}-{run}-{secrets.token_hex(4)}{CHECKED_SUFFIX}"
     with (root / path).create() as file:
         yield StagedWriter(file, schema, StagedFile(kind, path, 0, 0, *batches, column), row_group_rows)
 
 
 def stage(
-    root: Place, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind"
-) -> StagedFile:
+    root: Place, kind: str, table: pa.Table, *, run: str, batches: tuple[int, int], column: str = "kind",
+    facts: Mapping[str, str] | None = None,
+) -> StagedFile:  # fmt: skip
     """Write a table aside for a later commit; on return it is on the disk."""
     row_group_rows = ROW_GROUP_ROWS_OF.get(kind, ROW_GROUP_ROWS)
     with staged_writer(
         root, kind, table.schema, run=run, batches=batches, column=column, row_group_rows=row_group_rows
     ) as writer:
         writer.write(table)
-        return writer.finish()
+        return writer.finish(facts)
 
 
-def read_back(root: Place, file: StagedFile, columns: list[str]) -> pa.Table:
-    """Some columns of a staged file as they lie on the disk."""
-    place = root / file.path
-    with pq.ParquetFile(place.inside, filesystem=place.filesystem) as parquet:
-        return parquet.read(columns, use_threads=False)
+class LedgerFile(NamedTuple):
+    """A file that a commit names."""
+
+    path: str  # below the table's root
+    rows: int
+    period: str | None = None  # where the directory says it for all rows
 
 
-def read_parquet(place: Place, columns: list[str] | None = None) -> pa.Table:
-    """A file of the ledger, or some of its columns."""
-    return pq.read_table(place.inside, columns=columns, partitioning=None, filesystem=place.filesystem)
+def dataset_of(
+    root: Place, files: Iterable[LedgerFile], schema: pa.Schema, *, encoded: Sequence[str] = ()
+) -> ds.Dataset:
+    """The rows of files whose columns are those of the schema; some columns as numbers and a dictionary.
+
+    Where files are of a period, it is one more column.
+    """
+    fragments = []
+    format_ = PARQUET
+    if encoded:
+        format_ = ds.ParquetFileFormat(
+            dictionary_columns=set(encoded), default_fragment_scan_options=PARQUET.default_fragment_scan_options
+        )
+    for file in files:
+        place = root / file.path
+        own = schema if file.period is None else schema.remove(schema.get_field_index(PERIOD))
+        check_footer(place, own, file.rows)
+        of = None if file.period is None else ds.field(PERIOD) == file.period
+        fragments.append(format_.make_fragment(place.inside, _filesystem(place), partition_expression=of))
+    wanted = with_dictionaries(schema, encoded)
+    if not fragments:
+        return ds.dataset(wanted.empty_table())
+    dataset = ds.FileSystemDataset(fragments, wanted, format_, _filesystem(root))
+    first, second, *_ = (ds.field(name).is_valid() for name in READ_ALWAYS if name in schema.names)
+    return dataset.filter(first & second)
+
+
+def read_table(
+    place: Place, schema: pa.Schema, rows: int, columns: Sequence[str] | None = None, *, use_threads: bool = True
+) -> pa.Table:
+    """A file as a table, or some of its columns."""
+    check_footer(place, schema, rows)
+    with naming(place):
+        fragment = PARQUET.make_fragment(place.inside, _filesystem(place))
+        table = fragment.to_table(schema, columns=columns and list(columns), use_threads=use_threads)
+    check_rows(place, table.num_rows, rows)
+    return table
+
+
+def read_batches(
+    place: Place, schema: pa.Schema, rows: int, columns: Sequence[str], *, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a file, piece by piece. What came before an error must not be used."""
+    check_footer(place, schema, rows)
+    found = 0
+    with naming(place):
+        fragment = PARQUET.make_fragment(place.inside, _filesystem(place))
+        for batch in fragment.to_batches(schema, columns=list(columns), batch_size=batch_rows, use_threads=False):
+            found += batch.num_rows
+            yield batch
+    check_rows(place, found, rows)
+
+
+class OpenFile:
+    """A file that stays open, to read single row groups."""
+
+    def __init__(self, place: Place, schema: pa.Schema, rows: int, *, encoded: Sequence[str] = ()) -> None:
+        check_footer(place, schema, rows)
+        self._place = place
+        self._schema = with_dictionaries(schema, encoded)
+        with naming(place):
+            self._file = pq.ParquetFile(
+                place.inside, filesystem=place.filesystem, memory_map=place.filesystem is None,
+                read_dictionary=list(encoded), page_checksum_verification=True,
+            )  # fmt: skip
+
+    def ranges(self, column: str) -> list[tuple[int, int]]:
+        """The least and the largest value of each row group."""
+        at = self._schema.get_field_index(column)
+        groups = map(self._file.metadata.row_group, range(self._file.metadata.num_row_groups))
+        return [(group.column(at).statistics.min, group.column(at).statistics.max) for group in groups]
+
+    def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row group, or some of its columns."""
+        names = self._schema.names if columns is None else list(columns)
+        with naming(self._place):
+            table = self._file.read_row_group(number, names, use_threads=False).select(names)
+            table = table.cast(pa.schema([self._schema.field(name) for name in names]))
+        check_rows(self._place, table.num_rows, self._file.metadata.row_group(number).num_rows)
+        return table
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def check_footer(place: Place, schema: pa.Schema, rows: int) -> None:
+    """Raise FileDamaged unless the file has a footer that is whole, with these columns and so many rows."""
+    footer = _footer_of(place)
+    if footer.columns != _columns_of(schema):
+        raise damaged(place, "its columns are not those of its kind")
+    check_rows(place, footer.rows, rows)
+
+
+def facts_of(place: Place) -> Mapping[str, str]:
+    """What the file's writer kept in its footer."""
+    return _footer_of(place).facts
+
+
+def check_rows(place: Place, found: int, wanted: int) -> None:
+    """Raise FileDamaged unless a file has as many rows as it should."""
+    if found != wanted:
+        raise damaged(place, f"it has {found} rows instead of {wanted}")
+
+
+def is_checked(path: str) -> bool:
+    """Whether a file was written with checksums."""
+    return path.endswith(CHECKED_SUFFIX)
+
+
+def damaged(place: Place, why: str) -> FileDamaged:
+    """What to say of a file that is not as it was written."""
+    return FileDamaged(f"{place} is damaged: {why}", hint=_hint(place))
+
+
+@contextmanager
+def naming(place: Place) -> Iterator[None]:
+    """Let what pyarrow says of a file's content name the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileDamaged(f"{place} is missing", hint=_hint(place)) from error
+    except (OSError, pa.ArrowException) as error:
+        if not says_damage(error):
+            raise
+        raise damaged(place, first_line(error)) from error
+
+
+def says_damage(error: BaseException) -> bool:
+    """Whether pyarrow speaks of a file's content, not of the disk or the network: then the system gave no number."""
+    if isinstance(error, OSError):
+        return error.errno is None and not any(text in str(error) for text in ("AWS Error", "curlCode"))
+    return isinstance(error, pa.ArrowException)
+
+
+def first_line(error: BaseException) -> str:
+    """The line of a message that says it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def new_run() -> str:
     """A name for one run of a program, never used twice."""
     return secrets.token_hex(6)
+
+
+class _Footer(NamedTuple):
+    """What a file says of itself."""
+
+    rows: int
+    columns: list[tuple[str, pa.DataType]]
+    facts: Mapping[str, str]
+
+
+_FOOTERS: dict[str, _Footer] = {}  # committed files never change
+
+
+def _footer_of(place: Place) -> _Footer:
+    known = _FOOTERS.get(place.uri)
+    if known is None:
+        with naming(place):
+            known = _read_footer(place)
+        if len(_FOOTERS) >= FOOTERS_MAX:
+            _FOOTERS.clear()
+        _FOOTERS[place.uri] = known
+    return known
+
+
+def _read_footer(place: Place) -> _Footer:
+    with _opened(place) as file:
+        size = file.size()
+        end = file.read_at(min(size, FOOTER_READ_BYTES), max(0, size - FOOTER_READ_BYTES))
+        footer_bytes = int.from_bytes(end[-TAIL_BYTES : -len(MAGIC)], "little")
+        if end[-len(MAGIC) :] != MAGIC or footer_bytes + TAIL_BYTES > size:
+            raise damaged(place, "it does not end as a Parquet file does")
+        if footer_bytes + TAIL_BYTES > len(end):
+            end = file.read_at(footer_bytes + TAIL_BYTES, size - footer_bytes - TAIL_BYTES)
+    end = end[-(footer_bytes + TAIL_BYTES) :]
+    agrees = checksum_agrees(end[:footer_bytes])
+    if agrees is False or (agrees is None and is_checked(place.uri)):
+        raise damaged(place, "its footer does not match its checksum")
+    metadata = pq.read_metadata(pa.BufferReader(MAGIC + end))
+    facts = {key.decode(): value.decode(errors="replace") for key, value in (metadata.metadata or {}).items()}
+    return _Footer(metadata.num_rows, _columns_of(metadata.schema.to_arrow_schema()), facts)
+
+
+def _opened(place: Place) -> Any:
+    return _filesystem(place).open_input_file(place.inside)
+
+
+def _filesystem(place: Place) -> Any:
+    return place.filesystem or LOCAL
+
+
+def _columns_of(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    """Names and types. Whether a column may be empty, or is a dictionary, differs between versions."""
+    return [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema]
+
+
+def _hint(place: Place) -> str:
+    if "/balances/" in place.uri:
+        root = place.uri.rpartition("/balances/")[0] + "/balances"
+        return f"remove {root}: it is written again from the journal"
+    return "restore this file from a backup; until then nothing is billed from it"

@@ -10,21 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab.errors import Fenced
-from opentab.ledger.files import StagedFile
+from opentab.ledger.files import LedgerFile, StagedFile, dataset_of
 from opentab.ledger.issue import INVOICE_OF_PERIOD
+from opentab.ledger.listing import check_list, live_files
 from opentab.ledger.table import (
+    WEEK_KEEPING,
     add_action,
     check_version,
     create_table,
     look_at,
     make_durable,
     sweep,
+    tidy_log,
     write_actions,
 )
 from opentab.ledger.trouble import unreadable, unwritable
@@ -32,9 +34,6 @@ from opentab.periods import Period
 from opentab.place import Place
 
 APP = "opentab-invoices"
-# A commit every few hundred batches says how far we looked: those of a day are enough to keep.
-CONFIGURATION = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 days"}
-PARTITIONING = ds.partitioning(pa.schema([pa.field("period", pa.string())]), flavor="hive")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,7 +75,7 @@ class Invoices:
             return found
         root = ledger / "invoices"
         try:
-            table = create_table(root, INVOICE_OF_PERIOD, configuration=CONFIGURATION, partition_by="period")
+            table = create_table(root, INVOICE_OF_PERIOD, keeping=WEEK_KEEPING, partition_by="period")
         except (DeltaError, OSError) as error:
             raise unwritable(root, error) from error
         return cls(root, table)
@@ -106,15 +105,8 @@ class Invoices:
 
     def rows_of(self, files: Sequence[InvoiceFile]) -> ds.Dataset:
         """The lines in some of the files."""
-        if not files:
-            return ds.dataset(INVOICE_OF_PERIOD.empty_table())
-        return ds.dataset(
-            [self.place_of(file).inside for file in files],
-            schema=INVOICE_OF_PERIOD,
-            format="parquet",
-            partitioning=PARTITIONING,
-            partition_base_dir=self.root.inside,
-            filesystem=self.root.filesystem,
+        return dataset_of(
+            self.root, [LedgerFile(file.path, file.rows, file.period) for file in files], INVOICE_OF_PERIOD
         )
 
     def latest_position(self, period: Period) -> int:
@@ -139,7 +131,7 @@ class Invoices:
             write_actions(self._table, actions, (APP, position), partition_by="period")
             self._table.update_incremental()
             self._see()
-            make_durable(self.root, self._table, version)
+            tidy_log(self.root, self._table, version, WEEK_KEEPING)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 raise fenced(position) from error
@@ -152,20 +144,18 @@ class Invoices:
     def sweep(self) -> int:
         """Delete the files that no commit names: what a closing that was killed had staged. Returns how many."""
         try:
-            return sweep(self._table)
+            return sweep(self.root, self._table)
         except (DeltaError, OSError) as error:
             raise unwritable(self.root, error) from error
 
     def _see(self) -> None:
+        make_durable(self.root, self._table)
         self._position = self._table.transaction_version(APP) or 0
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        self._files = (
-            []
-            if actions.num_rows == 0
-            else sorted(
-                InvoiceFile(row["partition.period"], row["max.position"], row["path"], row["num_records"])
-                for row in actions.select(["partition.period", "max.position", "path", "num_records"]).to_pylist()
-            )
+        files = live_files(self.root, self._table, partition_by="period")
+        check_list(self.root, self._table, [APP], files)
+        self._files = sorted(
+            InvoiceFile(file["partition.period"], file["max.position"], file["path"], file["num_records"])
+            for file in files
         )
 
 

@@ -8,6 +8,7 @@ commit N on that very handle. Whoever comes second fails, however long it slept 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -22,11 +23,12 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
-from opentab.ledger.files import StagedFile, read_parquet, stage
+from opentab.ledger.files import LedgerFile, StagedFile, dataset_of, read_table, stage
+from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
 from opentab.ledger.table import (
-    TABLE_CONFIGURATION,
+    JOURNAL_KEEPING,
     add_action,
     check_version,
     create_table,
@@ -35,15 +37,17 @@ from opentab.ledger.table import (
     open_table,
     remove_action,
     sweep,
+    tidy_log,
     write_actions,
 )
 from opentab.ledger.trouble import unreadable, unwritable
 from opentab.place import Place
-from opentab.records import BATCH, KINDS, BatchRecord, with_dictionaries
+from opentab.records import BATCH, DID_NOT_COUNT, KINDS, BatchRecord
 
 JOURNAL_APP = "opentab-journal"
 COMPACTION_APP = "opentab-compaction"
 IDENTITY_KEYS = {"currency": "opentab.currency", "zone": "opentab.zone", "period": "opentab.period"}
+LOG_KEY = "opentab.logId"
 # Well below the time that the log keeps a commit behind a checkpoint.
 SLEEP_SECONDS = 3.0
 
@@ -70,6 +74,7 @@ class Journal:
         self._position = 0
         self._files: list[dict[str, Any]] | None = None
         self._see()
+        self._check_list()
 
     @classmethod
     def open(cls, ledger: Place, identity: dict[str, str]) -> Journal | None:
@@ -90,15 +95,17 @@ class Journal:
         return journal
 
     @classmethod
-    def create(cls, ledger: Place, identity: dict[str, str]) -> Journal:
-        """The journal of a ledger, made empty where there is none."""
+    def create(cls, ledger: Place, identity: dict[str, str], *, log_id: str | None = None) -> Journal:
+        """The journal of a ledger, made empty where there is none. A new one belongs to the log of that id."""
         journal = cls.open(ledger, identity)
         if journal is not None:
             return journal
         root = ledger / "journal"
-        configuration = TABLE_CONFIGURATION | {IDENTITY_KEYS[name]: value for name, value in identity.items()}
+        configuration = {IDENTITY_KEYS[name]: value for name, value in identity.items()}
+        if log_id is not None:
+            configuration[LOG_KEY] = log_id
         try:
-            table = create_table(root, table_schema(), configuration=configuration)
+            table = create_table(root, table_schema(), keeping=JOURNAL_KEEPING, configuration=configuration)
         except (DeltaError, OSError) as error:
             raise unwritable(root, error) from error
         return cls(root, table)
@@ -121,6 +128,16 @@ class Journal:
         records = self.batches(after=self.position - 1)
         return records[-1] if records else None
 
+    def log_id(self) -> str | None:
+        """Which log the ledger is billed from: what the last record with an id says, or else the table itself.
+
+        None in a ledger of an earlier version. The next batch records the id then.
+        """
+        last = self.last()
+        if last is not None and last.log_id is None:
+            last = next((record for record in reversed(self.batches()) if record.log_id is not None), None)
+        return last.log_id if last is not None else self._table.metadata().configuration.get(LOG_KEY)
+
     def batches(self, after: int = 0, upto: int | None = None) -> list[BatchRecord]:
         """The records of the batches behind `after`, in order and without a gap."""
         table = self._dataset("batch", after, upto).to_table(columns=["record"])
@@ -141,9 +158,9 @@ class Journal:
         """The entries of the batches behind `after`, up to `upto`; some columns as numbers and a dictionary."""
         return self._dataset("entry", after, upto, encoded)
 
-    def entry_files(self, after: int = 0, upto: int | None = None) -> list[str]:
+    def entry_files(self, after: int = 0, upto: int | None = None) -> list[LedgerFile]:
         """The files that hold the entries of those batches, and of others as well."""
-        return self._paths("entry", after, self.position if upto is None else upto)
+        return self._between("entry", after, self.position if upto is None else upto)
 
     def entry_rows(self, after: int = 0) -> int:
         """About how many entries there are behind `after`, without reading them."""
@@ -161,12 +178,25 @@ class Journal:
         """The runs of what was seen."""
         return [Run(file["path"], file["num_records"]) for file in self._of_kind("seen")]
 
+    def remembers_from(self) -> int:
+        """The first batch from which on the runs hold every event with an id that counted.
+
+        Merges drop what is forgotten, so of earlier batches some may be missing.
+        """
+        rows: Counter[int] = Counter()
+        scanner = self.seen().scanner(columns=["batch"], filter=ds.field("payload") != DID_NOT_COUNT)
+        for batch in scanner.to_batches():
+            for value in batch.column("batch").value_counts().to_pylist():
+                rows[value["values"]] += value["counts"]
+        lacking = (one.batch for one in self.batches() if rows[one.batch] < one.event_count - one.without_id)
+        return max(lacking, default=0) + 1
+
     def batch_rows(self) -> ds.Dataset:
         """The batches' own rows, for SQL."""
         return self._dataset("batch", 0, None)
 
     def commit(self, record: BatchRecord, files: Sequence[StagedFile]) -> None:
-        """Make a batch visible, all of it at once, or raise Fenced if its number is taken."""
+        """Make a batch visible, all of it at once, or raise Fenced if its number is taken. On return it is durable."""
         row = pa.table(
             {
                 "batch": [record.batch],
@@ -180,23 +210,23 @@ class Journal:
             schema=BATCH,
         )
         started = time.monotonic()
+        version_before = self._table.version()
         try:
             self._table.update_incremental()
             self._see()
-            version = self._table.version()
             if self.position != record.batch - 1:
                 raise fenced(self.position)
             batch_file = stage(self.root, "batch", row, run=record.run, batches=(record.batch,) * 2)
             actions = [add_action(file, new=True) for file in (*files, batch_file)]
-            write_actions(self._table, actions, (JOURNAL_APP, record.batch))
+            write_actions(self._table, actions, (JOURNAL_APP, record.batch), others=[COMPACTION_APP])
             self._table.update_incremental()
             self._see()
-            make_durable(self.root, self._table, version)
             # A writer that slept while its successor's commits were cleared away writes where nobody
             # looks. Whoever was quick cannot have slept; whoever was slow looks who made the batch.
             slow = time.monotonic() - started > SLEEP_SECONDS
             if self.position != record.batch or (slow and self._run_of(record.batch) != record.run):
                 raise fenced(self.position)
+            tidy_log(self.root, self._table, version_before, JOURNAL_KEEPING)
         except (DeltaError, OSError) as error:
             found = self._found(record.batch)
             if not self.root.is_local and found is not None and _same(found, record):
@@ -231,7 +261,9 @@ class Journal:
         if not actions:
             return 0
         try:
-            write_actions(table, actions, (COMPACTION_APP, done + 1), clears_log=False)
+            write_actions(table, actions, (COMPACTION_APP, done + 1))
+            table.update_incremental()
+            make_durable(self.root, table)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 return 0  # someone else was faster; our files stay unnamed and are swept
@@ -244,7 +276,7 @@ class Journal:
     def sweep(self) -> int:
         """Delete the files that no commit names any more, or never did. Returns how many."""
         try:
-            return sweep(open_table(self.root))
+            return sweep(self.root, open_table(self.root))
         except (DeltaError, OSError) as error:
             raise unwritable(self.root, error) from error
 
@@ -255,6 +287,7 @@ class Journal:
     def _see(self) -> None:
         """Take the position from the handle. The handle would read it from the log whenever it is
         asked, and by then the log may be cleared away; the files it knows by heart."""
+        make_durable(self.root, self._table)
         self._files = None
         if self.root.is_local:
             self._position = self._table.transaction_version(JOURNAL_APP) or 0
@@ -272,14 +305,14 @@ class Journal:
 
     def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> list[AddAction]:
         if kind == "seen":
-            last = self.last()
-            merged = merged_runs(self.root, chosen, run=run, forgotten_us=last.forgotten_us if last else None)
+            merged = merged_runs(self.root, chosen, run=run, last=self.last())
             if merged is None:
                 return []
             Runs(self.root).prepare(merged)
             return [add_action(merged, new=False)]
-        tables = [read_parquet(self.root / f["path"]) for f in chosen]
-        table = pa.concat_tables([t.select(KINDS[kind].names).cast(KINDS[kind]) for t in tables])
+        table = pa.concat_tables(
+            [read_table(self.root / f["path"], KINDS[kind], f["num_records"]).cast(KINDS[kind]) for f in chosen]
+        )
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
         return [add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)]
 
@@ -288,28 +321,28 @@ class Journal:
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         if self._files is None:
-            actions = pa.table(self._table.get_add_actions(flatten=True))
-            names = ["path", "size_bytes", "num_records", "min.batch", "max.batch", "partition.kind"]
-            present = [name for name in names if name in actions.schema.names]
-            self._files = actions.select(present).to_pylist()
+            self._files = live_files(self.root, self._table)
         return [file for file in self._files if file["partition.kind"] == kind]
 
-    def _paths(self, kind: str, after: int, last: int) -> list[str]:
+    def _check_list(self) -> None:
+        """Raise FileDamaged if Delta's log does not name the files and the batches that were committed."""
+        self._of_kind("batch")
+        check_list(self.root, self._table, (JOURNAL_APP, COMPACTION_APP), self._files or [])
+        last = max((file["max.batch"] for file in self._of_kind("batch")), default=0)
+        if last != self._position:
+            raise damaged_log(self.root, f"it ends at batch {self._position}, but its files at batch {last}")
+
+    def _between(self, kind: str, after: int, last: int) -> list[LedgerFile]:
         return sorted(
-            (self.root / file["path"]).inside
+            LedgerFile(file["path"], file["num_records"])
             for file in self._of_kind(kind)
             if file["max.batch"] > after and file["min.batch"] <= last
         )
 
     def _dataset(self, kind: str, after: int, upto: int | None, encoded: Sequence[str] = ()) -> ds.Dataset:
         last = self.position if upto is None else upto
-        files = self._paths(kind, after, last)
-        schema = with_dictionaries(KINDS[kind], encoded)
-        if not files:
-            return ds.dataset(schema.empty_table())
         batch = ds.field("batch")
-        parquet = ds.ParquetFileFormat(dictionary_columns=set(encoded))
-        dataset = ds.dataset(files, schema=schema, format=parquet, partitioning=None, filesystem=self.root.filesystem)
+        dataset = dataset_of(self.root, self._between(kind, after, last), KINDS[kind], encoded=encoded)
         return dataset.filter((batch > after) & (batch <= last))
 
 

@@ -12,10 +12,12 @@ from datetime import date
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from opentab.errors import LogError
 from opentab.keys import key_of
+from opentab.ledger.arrivals import NEVER_US, remembered_us
 from opentab.ledger.billed import billed_months, months_of_days
 from opentab.ledger.journal import Journal
 from opentab.ledger.remembered import Remembered
@@ -64,6 +66,7 @@ class Seen:
     arrived_us: int
     record: BatchRecord  # its batch
     before: BatchRecord | None
+    payload: int  # a hash of its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +216,11 @@ class Trails:
         if upto is None or not id_:
             return Trail(id_, source, [], [], [])
         key, mark = key_of(id_, source), key_of(id_, source, reversal=True)
-        forgotten_us = -(2**63) if upto.forgotten_us is None else upto.forgotten_us
-        rows = [
-            row
-            for row in self._remembered.rows(self.journal.runs(), [key, mark]).to_pylist()
-            if row["batch"] <= upto.batch and row["arrived_us"] >= forgotten_us
-        ]
-        rows.sort(key=lambda row: (row["arrived_us"], row["batch"]), reverse=True)
+        found = self._remembered.rows(self.journal.runs(), [key, mark])
+        arrived_us, batch = (found[name].to_numpy() for name in ("arrived_us", "batch"))
+        known = remembered_us(arrived_us, batch, upto.restarts, upto.forgotten_us) != NEVER_US
+        rows = found.filter(pa.array(known & (batch <= upto.batch))).to_pylist()
+        rows.sort(key=lambda row: (row["batch"], row["arrived_us"]), reverse=True)
         own = [row for row in rows if (row["key_high"], row["key_low"]) == key]
         return Trail(
             id=id_,
@@ -236,7 +237,7 @@ class Trails:
                 self._records.clear()
             self._records[batch] = self.journal.batches(after=batch - 2, upto=batch)
         *before, record = self._records[batch]
-        return Seen(_spot(row), row["arrived_us"], record, before[0] if before else None)
+        return Seen(_spot(row), row["arrived_us"], record, before[0] if before else None, row["payload"])
 
     def _rejections(self, rows: list[dict[str, Any]]) -> list[Rejected]:
         if not rows:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from opentab.ledger.files import OpenFile
 from opentab.ledger.runs import MAPPED_ROWS
 from opentab.ledger.seen import Run
 from opentab.periods import Int64s
@@ -44,12 +44,9 @@ class _OpenRun:
     """One run: where each of its row groups begins and ends, and of a small one the keys' first words."""
 
     def __init__(self, place: Place, rows: int) -> None:
-        self.file = pq.ParquetFile(place.inside, filesystem=place.filesystem, memory_map=place.filesystem is None)
-        at = self.file.schema_arrow.get_field_index("key_high")
-        metadata = self.file.metadata
-        groups = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
-        self._lows = np.array([group.min for group in groups], np.int64)
-        self._highs = np.array([group.max for group in groups], np.int64)
+        self.file = OpenFile(place, SEEN, rows)
+        ranges = np.array(self.file.ranges("key_high"), np.int64).reshape(-1, 2)
+        self._lows, self._highs = ranges[:, 0], ranges[:, 1]
         self._keeps = rows < MAPPED_ROWS
         self._kept: dict[int, Int64s] = {}
 
@@ -62,7 +59,7 @@ class _OpenRun:
             words = self._words(group)
             begin, end = np.searchsorted(words, high, "left"), np.searchsorted(words, high, "right")
             if begin < end:
-                table = self.file.read_row_group(group, use_threads=False).select(SEEN.names).cast(SEEN)
+                table = self.file.group(group)
                 alike = table.slice(int(begin), int(end - begin))
                 found.append(alike.filter(pc.equal(alike["key_low"], low)))
         return found
@@ -70,8 +67,7 @@ class _OpenRun:
     def _words(self, group: int) -> Int64s:
         words = self._kept.get(group)
         if words is None:
-            table = self.file.read_row_group(group, columns=["key_high"], use_threads=False)
-            words = table["key_high"].to_numpy()
+            words = self.file.group(group, ["key_high"])["key_high"].to_numpy()
             if self._keeps:
                 self._kept[group] = words
         return words

@@ -1,8 +1,9 @@
 """The runs of ids that were seen, as a process has them at hand.
 
-A small run is in memory. A large one stays where it is: its keys are read out of its own file, which is mapped and not
-loaded. Beside it, in scratch files, are marks, which spare nearly all looks into it, and its arrivals and batches in
-few bytes each. Scratch files are not durable: after the machine has started anew they are made anew.
+A small run is in memory. A large one is copied once a machine into a scratch file of plain columns, which is mapped and
+not loaded; next to it is its Bloom filter (`marks.py`), which spares nearly all looks into it. The copy is made of rows
+that were just written, or of a file whose checksums agree. Scratch files are not durable: after the machine has started
+anew they are made anew.
 """
 
 from __future__ import annotations
@@ -14,40 +15,37 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from opentab.ledger.files import StagedFile, read_parquet
+from opentab.disk import write_at
+from opentab.ledger.files import StagedFile, read_batches, read_table
 from opentab.ledger.marks import Marks, add_marks, marks_of, no_marks
-from opentab.ledger.narrow import Narrow, read_narrow, write_narrow
-from opentab.ledger.plain import Column, PlainColumn, overwrite, plain_columns
-from opentab.ledger.seen import ROW_GROUP_ROWS, SLICE_ROWS, Run
+from opentab.ledger.seen import SLICE_ROWS, Run
 from opentab.periods import Int64s
 from opentab.place import Place
-from opentab.records import DID_NOT_COUNT, SEEN
+from opentab.records import SEEN
 
-KEYS = ["key_high", "key_low", "payload"]  # as they lie in a run's file
-FACTS = ["arrived_us", "batch"]
+COLUMNS = ["key_high", "key_low", "payload", "arrived_us", "batch"]
 MAPPED_ROWS = 65_536  # from here on a run is mapped
 SCRATCH_SECONDS = 3_600
 SWEEP_SECONDS = 60
 
 
 class Columns(NamedTuple):
-    """What counted before, of one run: rows sorted by the key's first word. The columns may lie in files."""
+    """What counted before, of one run: rows sorted by the key's first word. The columns may lie in a file."""
 
-    key_high: Column
-    key_low: Column
-    payload: Column
-    arrived_us: Column | Narrow
-    batch: Column | Narrow
+    key_high: Int64s
+    key_low: Int64s
+    payload: Int64s
+    arrived_us: Int64s
+    batch: Int64s
     marks: Marks
 
 
@@ -74,9 +72,7 @@ class Runs:
     def keep(self, file: StagedFile, table: pa.Table) -> None:
         """Prepare a run that was just written, while its table is still in memory."""
         if file.rows >= MAPPED_ROWS and self._root.is_local:
-            facts = [table[name].to_numpy() for name in FACTS]
-            ranges = [(int(fact.min()), int(fact.max())) for fact in facts]
-            self._write(Run(file.path, file.rows), marks_of(table["key_high"].to_numpy()), ranges, iter([facts]))
+            self._write(Run(file.path, file.rows), table.select(COLUMNS).to_batches())
 
     def prepare(self, file: StagedFile) -> None:
         """Have a run at hand before it is asked for: whoever asks is likely to be on this machine."""
@@ -88,56 +84,32 @@ class Runs:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _columns(self, run: Run) -> Columns:
-        if run.rows < MAPPED_ROWS:
-            table = read_parquet(self._root / run.path, columns=[*KEYS, *FACTS])
-            high, low, payload, arrived_us, batch = (table[name].to_numpy() for name in (*KEYS, *FACTS))
-            return Columns(high, low, payload, arrived_us, batch, marks_of(high))
-        keys = self._keys(run)
-        marks, facts = self._path_of(run, "blocks.npy"), self._path_of(run, "facts")
-        if not (marks.exists() and facts.exists()):
-            self._read_aside(run, keys[0])
-        arrived, batches = read_narrow(facts, run.rows, len(FACTS))
-        return Columns(keys[0], keys[1], keys[2], arrived, batches, np.load(marks, mmap_mode="r"))
-
-    def _keys(self, run: Run) -> list[PlainColumn]:
-        """The keys of a run, mapped: out of its own file, or of a copy where that is elsewhere or written otherwise."""
-        own = plain_columns((self._root / run.path).path, KEYS) if self._root.is_local else None
-        if own is not None:
-            return own
-        path = self._path_of(run, "keys.parquet")
-        if not path.exists():
-            with self._aside(path) as aside, self._open(run) as file:
-                schema = pa.schema([SEEN.field(name) for name in KEYS])
-                options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-                with pq.ParquetWriter(aside, schema, **options) as writer:
-                    for batch in file.iter_batches(batch_size=SLICE_ROWS, columns=KEYS):
-                        table = pa.Table.from_batches([batch]).select(KEYS).cast(schema)
-                        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        copy = plain_columns(path, KEYS)
-        assert copy is not None, path
-        return copy
-
-    def _read_aside(self, run: Run, words: PlainColumn) -> None:
-        """Prepare a run from its file; a part of it is in memory at a time."""
-        marks = no_marks(run.rows)
-        for first in range(0, run.rows, SLICE_ROWS):
-            add_marks(marks, words.take(np.arange(first, min(first + SLICE_ROWS, run.rows))))
-        with self._open(run) as file:
-            ranges = [_range_of(file, name) for name in FACTS]
-            batches = file.iter_batches(batch_size=SLICE_ROWS, columns=FACTS)
-            self._write(run, marks, ranges, ([batch[name].to_numpy() for name in FACTS] for batch in batches))
-
-    def _write(
-        self, run: Run, marks: Marks, ranges: Sequence[tuple[int, int]], facts: Iterator[Sequence[Int64s]]
-    ) -> None:
-        with self._aside(self._path_of(run, "blocks.npy")) as aside:
-            np.save(aside, marks)
-        with self._aside(self._path_of(run, "facts")) as aside:
-            write_narrow(aside, run.rows, ranges, facts)
-
-    def _open(self, run: Run) -> pq.ParquetFile:
         place = self._root / run.path
-        return pq.ParquetFile(place.inside, filesystem=place.filesystem)
+        if run.rows < MAPPED_ROWS:
+            table = read_table(place, SEEN, run.rows, COLUMNS)
+            high, low, payload, arrived_us, batch = (table[name].to_numpy() for name in COLUMNS)
+            return Columns(high, low, payload, arrived_us, batch, marks_of(high))
+        columns, marks = self._path_of(run, "columns.npy"), self._path_of(run, "marks.npy")
+        if not (columns.exists() and marks.exists()):
+            self._write(run, read_batches(place, SEEN, run.rows, COLUMNS, batch_rows=SLICE_ROWS))
+        high, low, payload, arrived_us, batch = np.asarray(np.load(columns, mmap_mode="r"))
+        return Columns(high, low, payload, arrived_us, batch, np.load(marks, mmap_mode="r"))
+
+    def _write(self, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write the scratch files of a run; a part of it is in memory at a time."""
+        marks = no_marks(run.rows)
+        shape = {"descr": "<i8", "fortran_order": False, "shape": (len(COLUMNS), run.rows)}
+        with self._aside(self._path_of(run, "columns.npy")) as aside, aside.open("xb", buffering=0) as file:
+            np.lib.format.write_array_header_1_0(file, shape)
+            begin, done = file.tell(), 0
+            for batch in batches:
+                for at, name in enumerate(COLUMNS):
+                    # Written and not mapped: pages that nobody has used yet are dear.
+                    write_at(file.fileno(), begin + 8 * (at * run.rows + done), batch[name].to_numpy())
+                add_marks(marks, batch["key_high"].to_numpy())
+                done += batch.num_rows
+        with self._aside(self._path_of(run, "marks.npy")) as aside:
+            np.save(aside, marks)
 
     def _path_of(self, run: Run, kind: str) -> Path:
         return self._scratch / f"{Path(run.path).name}.{kind}"
@@ -173,59 +145,6 @@ class Runs:
                 run, suffix, _ = path.name.partition(".parquet")
                 if run + suffix not in names and _is_old(path):
                     path.unlink()
-
-
-class StagedRun:
-    """A run that a task has just written and no commit names yet."""
-
-    def __init__(self, root: Place, file: StagedFile) -> None:
-        self.file = file
-        self._place = root / file.path
-        self._plain = plain_columns(self._place.path, KEYS) if root.is_local else None
-
-    def first_words(self) -> Int64s:
-        """The first words of its keys, in order."""
-        if self._plain is not None:
-            return self._plain[0].all()
-        return cast("Int64s", read_parquet(self._place, ["key_high"])["key_high"].to_numpy())
-
-    def rows(self, rows: Int64s) -> pa.Table:
-        """Some of its rows, in the order of SEEN."""
-        if not len(rows):
-            return SEEN.empty_table()
-        known = {"batch": pa.array(np.full(len(rows), self.file.batch_max))}
-        if self._plain is not None:
-            known |= {name: pa.array(c.take(rows)) for name, c in zip(KEYS, self._plain, strict=True)}
-        unknown = [name for name in SEEN.names if name not in known]
-        local = self._place.is_local
-        with pq.ParquetFile(
-            self._place.inside, filesystem=self._place.filesystem, memory_map=local, pre_buffer=not local,
-            read_dictionary=["partition"],
-        ) as parquet:  # fmt: skip
-            table = parquet.read(columns=unknown, use_threads=False).take(pa.array(rows))
-        return pa.table(
-            [known[name] if name in known else table[name].cast(SEEN.field(name).type) for name in SEEN.names],
-            schema=SEEN,
-        )
-
-    def erase(self, rows: Int64s, payload: Int64s) -> bool:
-        """Let some of its rows, with these payloads, say that they did not count after all.
-
-        False where it cannot be changed, and is as it was.
-        """
-        return self._place.is_local and overwrite(
-            self._place.path, "payload", rows, before=payload, after=DID_NOT_COUNT
-        )
-
-
-def _range_of(file: pq.ParquetFile, name: str) -> tuple[int, int]:
-    """The least and the largest number of a column, as the file itself says; all there are, where it does not."""
-    at = file.schema_arrow.get_field_index(name)
-    groups = [file.metadata.row_group(number).column(at).statistics for number in range(file.metadata.num_row_groups)]
-    if not all(group is not None and group.has_min_max for group in groups):
-        column = file.read([name])[name].to_numpy()
-        return int(column.min()), int(column.max())
-    return min(group.min for group in groups), max(group.max for group in groups)
 
 
 def _is_old(path: Path) -> bool:

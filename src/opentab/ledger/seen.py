@@ -7,24 +7,24 @@ keep it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from opentab.errors import LedgerBug
 from opentab.keys import ordered
-from opentab.ledger.files import StagedFile, staged_writer
-from opentab.ledger.plain import GROUP_ROWS_MAX
+from opentab.ledger.arrivals import NEVER_US, remembered_us
+from opentab.ledger.files import OpenFile, StagedFile, staged_writer
 from opentab.place import Place
-from opentab.records import SEEN, with_dictionaries
+from opentab.records import SEEN, BatchRecord, with_dictionaries
 
 # A run as it is written: of partitions there are few.
 RUN = with_dictionaries(SEEN, ["partition"])
-ROW_GROUP_ROWS = GROUP_ROWS_MAX  # a receipt reads one
+ROW_GROUP_ROWS = 16_384  # a receipt reads one
 TIER_ROWS, TIER_RUNS = 4_096, 16  # each tier is so many times as large as the one below, and has no more runs
 BEHIND_RUNS = 64  # unless the pipeline is behind: a merge takes from it what many a look into more runs does not
 SLICE_ROWS = 1_000_000  # a merge holds about so many rows at a time
@@ -66,40 +66,58 @@ def tiers_to_merge(files: Sequence[dict[str, Any]], *, is_behind: bool = False) 
 
 
 def merged_runs(
-    root: Place, files: Sequence[dict[str, Any]], *, run: str, forgotten_us: int | None
+    root: Place, files: Sequence[dict[str, Any]], *, run: str, last: BatchRecord | None
 ) -> StagedFile | None:
-    """One run out of several, without what is forgotten; None where nothing is left."""
+    """One run out of several, without what is forgotten after the last batch; None where nothing is left."""
     batches = (min(file["min.batch"] for file in files), max(file["max.batch"] for file in files))
-    return stage_run(root, _slices(root, files, forgotten_us), run=run, batches=batches)
+    merge = _Merge(root, files, last)
+    staged = stage_run(root, merge.slices(), run=run, batches=batches)
+    kept = staged.rows if staged is not None else 0
+    if kept + merge.forgotten != merge.rows:
+        raise LedgerBug(f"of {merge.rows} remembered ids {kept} were kept and {merge.forgotten} forgotten")
+    return staged
 
 
-def _slices(root: Place, files: Sequence[dict[str, Any]], forgotten_us: int | None) -> Iterator[pa.Table]:
-    """The rows of all runs in order, one range of keys after the other."""
-    places = [root / file["path"] for file in files]
-    parquets = [pq.ParquetFile(p.inside, filesystem=p.filesystem, read_dictionary=["partition"]) for p in places]
-    rows = sum(file["num_records"] for file in files)
-    slices = rows // SLICE_ROWS + 1
-    bounds = [-(2**63) + 2**64 * number // slices for number in range(slices)] + [2**63]
-    try:
-        for low, high in pairwise(bounds):
-            table = pa.concat_tables([rows_between(file, low, high) for file in parquets]).unify_dictionaries()
-            if forgotten_us is not None:
-                table = table.filter(pc.greater_equal(table["arrived_us"], forgotten_us))
-            yield sorted_run(table)
-    finally:
-        for file in parquets:
-            file.close()
+class _Merge:
+    """Several runs on their way into one."""
+
+    def __init__(self, root: Place, files: Sequence[dict[str, Any]], last: BatchRecord | None) -> None:
+        self._root = root
+        self._files = files
+        self._last = last
+        self.rows = sum(file["num_records"] for file in files)
+        self.forgotten = 0
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The rows of all runs in order, one range of keys after the other."""
+        slices = self.rows // SLICE_ROWS + 1
+        bounds = [-(2**63) + 2**64 * number // slices for number in range(slices)] + [2**63]
+        with ExitStack() as stack:
+            opened = []
+            for file in self._files:
+                place = self._root / file["path"]
+                opened.append(OpenFile(place, SEEN, file["num_records"], encoded=["partition"]))
+                stack.callback(opened[-1].close)
+            for low, high in pairwise(bounds):
+                table = pa.concat_tables([rows_between(file, low, high) for file in opened]).unify_dictionaries()
+                yield sorted_run(self._remembered(table))
+
+    def _remembered(self, table: pa.Table) -> pa.Table:
+        last = self._last
+        if last is None or (last.forgotten_us is None and not last.restarts):
+            return table
+        arrived_us, batch = (table[name].to_numpy() for name in ("arrived_us", "batch"))
+        known = remembered_us(arrived_us, batch, last.restarts, last.forgotten_us) != NEVER_US
+        kept = table.filter(pa.array(known))
+        self.forgotten += table.num_rows - kept.num_rows
+        return kept
 
 
-def rows_between(file: pq.ParquetFile, low: int, high: int) -> pa.Table:
+def rows_between(file: OpenFile, low: int, high: int) -> pa.Table:
     """The rows of a run whose keys begin with a word from `low` on and below `high`: few row groups are read."""
-    at = file.schema_arrow.get_field_index("key_high")
-    groups = []
-    for number in range(file.metadata.num_row_groups):
-        statistics = file.metadata.row_group(number).column(at).statistics
-        if statistics.max >= low and statistics.min < high:
-            groups.append(number)
-    table = file.read_row_groups(groups).select(RUN.names).cast(RUN) if groups else RUN.empty_table()
+    ranges = file.ranges("key_high")
+    tables = [file.group(at) for at, (least, most) in enumerate(ranges) if most >= low and least < high]
+    table = pa.concat_tables([RUN.empty_table(), *tables])
     column = table["key_high"].to_numpy()
     begin, end = np.searchsorted(column, low), len(column) if high > 2**63 - 1 else np.searchsorted(column, high)
     return table.slice(int(begin), int(end) - int(begin))

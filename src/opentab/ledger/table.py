@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,28 +15,48 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.disk import sync
 from opentab.errors import SchemaMismatch
+from opentab.ledger.delta_log import LOG_NAME, DeltaLog
 from opentab.ledger.files import StagedFile
+from opentab.ledger.listing import committed, list_transaction
 from opentab.place import Place
 from opentab.records import SCHEMA_VERSION
 
 VERSION_KEY = "opentab.schemaVersion"
-LOG_NAME = "_delta_log"
+# delta-rs would write checkpoints that a power cut may tear, and delete the commits that they cover (delta_log.py).
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 # Readers hold a snapshot for seconds at most; what compaction replaced is kept this long for them.
 RETENTION_HOURS = 1
 CHECKPOINT_COMMITS = 100
-# Every look at the table lists its log, so a commit costs what lies there: 4,000 commit files make it three
-# times as slow. Behind a checkpoint they are of use only to who is opening the table at that moment.
-LOG_RETENTION_SECONDS = 10
-TABLE_CONFIGURATION = {
-    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
-    "delta.logRetentionDuration": f"interval {LOG_RETENTION_SECONDS} seconds",
-    "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
-}
-# In a bucket each commit behind the checkpoint is a request to who opens the table, and opening takes longer.
-BUCKET_CONFIGURATION = {"delta.checkpointInterval": "10", "delta.logRetentionDuration": "interval 60 seconds"}
+# In a bucket each commit after the checkpoint is a request for whoever opens the table.
+BUCKET_CHECKPOINT_COMMITS = 10
 LOOKS_MAX = 3
 
 Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True)
+class LogKeeping:
+    """How often a table gets a checkpoint, and how long the commits that it covers are kept."""
+
+    kept_seconds: int
+    checkpoint_commits: int = CHECKPOINT_COMMITS
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """The same as table properties, for other programs that write Delta tables."""
+        return {
+            "delta.checkpointInterval": str(self.checkpoint_commits),
+            "delta.logRetentionDuration": f"interval {self.kept_seconds} seconds",
+            "delta.deletedFileRetentionDuration": f"interval {RETENTION_HOURS} hours",
+        }
+
+
+# Every look at the journal lists its log, so each commit file that lies there makes the next commit slower (ADR 9).
+JOURNAL_KEEPING = LogKeeping(kept_seconds=60)
+# The other tables get few commits; these are kept for ordinary Delta readers.
+WEEK_KEEPING = LogKeeping(kept_seconds=7 * 24 * 3600)
+
+_durable: dict[str, int] = {}  # by table: this process has made all commits up to this version durable
 
 
 def open_table(root: Place) -> DeltaTable:
@@ -61,23 +81,34 @@ def look_at(root: Place, look: Callable[[DeltaTable], Seen]) -> Seen:
 
 
 def create_table(
-    root: Place, schema: pa.Schema, *, configuration: Mapping[str, str], partition_by: str = "kind"
+    root: Place,
+    schema: pa.Schema,
+    *,
+    keeping: LogKeeping,
+    configuration: Mapping[str, str] | None = None,
+    partition_by: str = "kind",
 ) -> DeltaTable:
-    """The table at a place, made empty where there is none."""
+    """The table at a place, made empty where there is none. On return it is durable."""
     root.make()
-    return DeltaTable.create(
+    table = DeltaTable.create(
         root.uri,
         schema,
         mode="ignore",
         partition_by=[partition_by],
         configuration={
-            **configuration,
-            **({} if root.is_local else BUCKET_CONFIGURATION),
+            **keeping.configuration,
+            **({} if root.is_local else {"delta.checkpointInterval": str(BUCKET_CHECKPOINT_COMMITS)}),
+            **(configuration or {}),
             VERSION_KEY: str(SCHEMA_VERSION),
         },
         raise_if_key_not_exists=False,
         storage_options=root.delta_options,
+        post_commithook_properties=NO_HOOKS,
     )
+    if root.is_local:
+        sync(root.path)  # the log's own name
+    make_durable(root, table)
+    return table
 
 
 def check_version(root: Place, configuration: Mapping[str, str | None]) -> None:
@@ -102,31 +133,59 @@ def write_actions(
     *,
     mode: str = "append",
     partition_by: str = "kind",
-    clears_log: bool = True,
+    others: Sequence[str] = (),
 ) -> None:
-    """Commit file actions as one, with the number that fences them.
+    """Commit file actions as one, with the number that fences them. It is visible then, and not durable yet.
 
-    One writer of a table clears its log: two at the same moment would miss what the other has just deleted.
+    `others` are the table's other writers.
     """
+    app, number = transaction
+    listed = list_transaction(
+        table, actions, app, number, partition_by=partition_by, replaces_all=mode == "overwrite", others=others
+    )
     table.create_write_transaction(
         list(actions),
         mode,
         table.schema(),
         [partition_by],
-        commit_properties=CommitProperties(app_transactions=[Transaction(*transaction)]),
-        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=clears_log),
+        commit_properties=CommitProperties(app_transactions=[Transaction(app, number), *listed]),
+        post_commithook_properties=NO_HOOKS,
     )
+    committed(table, app, number, listed)
 
 
-def make_durable(root: Place, table: DeltaTable, version_before: int) -> None:
-    """Let the commits behind a version outlive a power cut. A bucket has made them durable by itself."""
-    if not root.is_local:
+def make_durable(root: Place, table: DeltaTable) -> None:
+    """Let all commits that a handle sees survive a power cut, before anyone is told of them.
+
+    Readers call it, too: they may see a commit before its writer has synced it. A bucket is durable by itself.
+    """
+    version = table.version()
+    known = _durable.get(root.uri, version + 1)
+    if not root.is_local or known == version:
         return
-    log = root.path / LOG_NAME
-    for version in range(version_before + 1, table.version() + 1):
-        with suppress(FileNotFoundError):
-            sync(log / f"{version:020d}.json")
-    sync(log)
+    log = DeltaLog(root.path)
+    if known > version:  # new to this process, or restored from a backup
+        known = log.settled(version)
+    log.sync_commits(known, version)
+    _durable[root.uri] = version
+
+
+def tidy_log(root: Place, table: DeltaTable, version_before: int, keeping: LogKeeping) -> None:
+    """Write a checkpoint every so many commits, then delete the commits that it covers.
+
+    Of several writers of a table only one calls it.
+    """
+    interval = keeping.checkpoint_commits if root.is_local else BUCKET_CHECKPOINT_COMMITS
+    version = table.version()
+    if version_before // interval == version // interval:
+        return
+    if not root.is_local:
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        return
+    log = DeltaLog(root.path)
+    log.write_checkpoint(version)
+    log.clear(version, older_than_seconds=keeping.kept_seconds)
 
 
 def news_of(root: Place) -> object:
@@ -139,9 +198,17 @@ def news_of(root: Place) -> object:
         return 0
 
 
-def sweep(table: DeltaTable) -> int:
+def sweep(root: Place, table: DeltaTable) -> int:
     """Delete the files that no commit names any more, or never did, once nobody can be reading them."""
-    gone = table.vacuum(retention_hours=RETENTION_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
+    gone = table.vacuum(
+        retention_hours=RETENTION_HOURS,
+        dry_run=False,
+        enforce_retention_duration=False,
+        full=True,
+        post_commithook_properties=NO_HOOKS,
+    )
+    table.update_incremental()
+    make_durable(root, table)  # vacuum notes in the log that it ran
     return len(gone)
 
 

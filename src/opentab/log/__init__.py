@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from opentab.config import Home
+from opentab.log.clock import read_restart, restart_place
 from opentab.log.directory import PARTITION_DEFAULT, Clock, DirectoryLog, Producer, wall_clock
 from opentab.log.segment import Segment, SegmentHeader, read_segment
 from opentab.records import Spot
@@ -19,6 +20,7 @@ __all__ = [
     "Producer",
     "Segment",
     "SegmentHeader",
+    "open_log",
     "open_producer",
     "open_topic",
     "read_segment",
@@ -49,11 +51,20 @@ def open_topic(home: Home) -> Topic | None:
     return Topic(settings)
 
 
+def open_log(home: Home) -> DirectoryLog | Topic:
+    """The home's log. Both kinds know which log they are: `find_id` and `make_id`."""
+    return open_topic(home) or DirectoryLog(home.log_path)
+
+
 def open_producer(home: Home, partition: str | None = None, *, clock: Clock = wall_clock) -> Appends:
     """What appends to a home's log, to one partition of it where one is named. The log is made if there is none."""
     settings = home.kafka
     if settings is None:
-        return Producer(DirectoryLog(home.log_path), partition or PARTITION_DEFAULT, clock=clock)
+        log = DirectoryLog(home.log_path)
+        return Producer(log, partition or PARTITION_DEFAULT, clock=clock, silence_max=home["log.silence_max"])
     from opentab.log.topic_producer import TopicProducer
 
-    return TopicProducer(settings, partition)
+    # The brokers stamp what arrives, so it is this machine's own clock that they are held against.
+    return TopicProducer(
+        settings, partition, silence_max=home["log.silence_max"], restart=lambda: read_restart(restart_place(home))
+    )

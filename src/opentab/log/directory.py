@@ -4,6 +4,8 @@
     log/archive/default/000000/000000016.seg  in the journal; kept for the audit
     log/aside/…                               being written
     log/default.lock                          held while a number is given out
+    log/id                                    which log this is; copies keep it
+    log/clock.json                            the last restart of the arrival clock, if there was one
 
 Segments of a partition are numbered 1, 2, 3 … without gaps, so a position in the log is one number
 a partition. Numbers are given out under a lock; nothing is ever listed but what is incoming, so
@@ -20,14 +22,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
 
-from opentab.disk import sync
+from opentab.disk import make_directories, sync
 from opentab.errors import DiskFull, InputError, LogError, means_disk_full
+from opentab.log.clock import NAME as RESTART_NAME
+from opentab.log.clock import mismatch, read_restart
 from opentab.log.segment import Segment, SegmentHeader, encode_header, read_header, read_segment
 from opentab.periods import to_us
+from opentab.place import Place
 from opentab.records import Spot
 
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
@@ -37,6 +42,7 @@ LINE_BYTES = 512  # a line is mostly shorter
 ASIDE_SECONDS_MAX = 3600
 PARTITION_DEFAULT = "default"
 PARTITION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
+ID_PATTERN = re.compile(r"[0-9a-f]{32}")
 NAME_PATTERN = re.compile(r"(?P<partition>[A-Za-z0-9][A-Za-z0-9_.]{0,63})-(?P<number>\d{12})\.seg")
 
 Clock = Callable[[], datetime]
@@ -64,11 +70,49 @@ class DirectoryLog:
         self.incoming = path / "incoming"
         self.archive = path / "archive"
         self.aside = path / "aside"
+        self.id_path = path / "id"
+
+    def __str__(self) -> str:
+        return f"the directory {self.path}"
 
     def create(self) -> None:
         """Make the log's directories where they are missing."""
         for directory in (self.incoming, self.archive, self.aside):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directories(directory)
+
+    def find_id(self) -> str | None:
+        """Which log this is; None if it has no id yet."""
+        try:
+            text = self.id_path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise LogError(f"{self.id_path} cannot be read: {error}") from error
+        if not ID_PATTERN.fullmatch(text):
+            raise LogError(f"{self.id_path} holds no log id", hint="restore the file from a backup, or remove it")
+        return text
+
+    def make_id(self) -> str:
+        """Which log this is. The id is made once and durable on return, also if several processes start together."""
+        try:
+            self.create()
+            with self.lock("id"):
+                known = self.find_id()
+                if known is not None:
+                    return known
+                made = secrets.token_hex(16)
+                aside = self.aside / f"{made}.tmp"
+                with aside.open("w", encoding="ascii") as file:
+                    file.write(f"{made}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.rename(self.id_path)
+                sync(self.path)
+                return made
+        except OSError as error:
+            if means_disk_full(error):
+                raise DiskFull(str(self.path)) from error
+            raise LogError(f"the log {self.path} cannot be written: {error.strerror}") from error
 
     def incoming_path(self, partition: str, number: int) -> Path:
         return self.incoming / f"{partition}-{number:012d}.seg"
@@ -119,19 +163,26 @@ class DirectoryLog:
         }
         return {partition: numbers for partition, numbers in waiting.items() if numbers}
 
-    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
-        """Whether the segment after `number` is there and had arrived at `upto_us`.
+    def stamp_after(self, partition: str, number: int) -> int | None:
+        """The arrival that the segment after `number` is stamped with; None if there is none.
 
         It is asked under the partition's lock: a segment that is not there now arrives later.
         """
         with self.lock(partition):
-            for _ in range(2):  # it may be archived between the look and the read
+            for _ in range(3):  # it may be archived between the look and the read
                 path = self.find(partition, number + 1)
                 if path is None:
-                    return False
+                    return None
                 with suppress(FileNotFoundError):
-                    return read_header(path).arrived_us <= upto_us
-            return True
+                    return read_header(path).arrived_us
+        raise LogError(f"segment {number + 1} of log partition {partition!r} keeps moving", retry_helps=True)
+
+    def last_stamps(self) -> dict[str, tuple[int, int]]:
+        """The number and the arrival of the last segment of each partition."""
+        found = {}
+        for partition, numbers in self.pending().items():
+            found[partition] = (numbers[-1], self.header(partition, numbers[-1]).arrived_us)
+        return found
 
     def path_of(self, partition: str, number: int) -> Path:
         """Where the segment lies now; it must be somewhere."""
@@ -155,7 +206,10 @@ class DirectoryLog:
         return self.lines(partition, number, [byte])[0]
 
     def lines(self, partition: str, number: int, bytes_at: Iterable[int]) -> list[bytes]:
-        """The lines that begin at these bytes of a segment. What lies between them is not read."""
+        """The lines that begin at these bytes of a segment. What lies between them is not read.
+
+        So no checksum is checked: callers compare what they get with what the journal knows of these lines.
+        """
         for _ in range(2):  # it may be archived between the look and the read
             with suppress(FileNotFoundError), self.path_of(partition, number).open("rb") as file:
                 return [_line_at(file.fileno(), byte) for byte in bytes_at]
@@ -211,7 +265,7 @@ class DirectoryLog:
             done = [n for n in numbers[:-1] if n <= positions.get(partition, 0)]
             for number in done:
                 target = self.archive_path(partition, number)
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_directories(target.parent)
                 with suppress(FileNotFoundError):  # another pipeline was faster
                     self.incoming_path(partition, number).rename(target)
             moved += len(done)
@@ -229,7 +283,11 @@ class DirectoryLog:
 class Producer:
     """Appends to one partition of a log. When `append` returns, the lines are on the disk."""
 
-    def __init__(self, log: DirectoryLog, partition: str = PARTITION_DEFAULT, *, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self, log: DirectoryLog, partition: str = PARTITION_DEFAULT, *,
+        clock: Clock = wall_clock, silence_max: timedelta | None = None,
+    ) -> None:  # fmt: skip
+        """Appends are refused more than `silence_max` after the last one; None: however long the log was silent."""
         if not PARTITION_PATTERN.fullmatch(partition):
             raise InputError(
                 f"{partition!r} cannot name a log partition",
@@ -238,6 +296,7 @@ class Producer:
         self.log = log
         self.partition = partition
         self._clock = clock
+        self._silence_max = silence_max
         self._last = 0
         self._last_arrived_us = 0
         self._body_at = 0  # in the last segment
@@ -268,8 +327,11 @@ class Producer:
 
     def _append_locked(self, body: bytes, aside: Path) -> int:
         number = self._next_number()
-        # Within a partition arrival only goes forward, whatever the machine's clock does.
-        arrived_us = max(to_us(self._clock()), self._last_arrived_us + 1000)
+        now_us = to_us(self._clock())
+        self._check_clock(now_us)
+        # Within a partition arrival only goes forward, although the clocks of its producers differ a little. It takes
+        # the smallest step: however quick the appends are, they do not run ahead of the clock.
+        arrived_us = max(now_us, self._last_arrived_us + 1)
         header = encode_header(self.partition, number, arrived_us, body)
         with aside.open("wb") as file:
             file.write(header)
@@ -281,6 +343,22 @@ class Producer:
         sync(self.log.incoming)
         self._last, self._last_arrived_us, self._body_at = number, arrived_us, len(header)
         return number
+
+    def _check_clock(self, now_us: int) -> None:
+        """Raise if the last arrival and this clock contradict each other, unless a restart has settled that."""
+        if not self._last:
+            return
+        what = f"log partition {self.partition!r}"
+        wrong = mismatch(what, self._last_arrived_us, now_us, self._silence_max)
+        if wrong is None:
+            return
+        restart = read_restart(Place.of(self.log.path) / RESTART_NAME)
+        if restart is None or self._last > restart.upto.get(self.partition, 0):
+            raise wrong
+        wrong = mismatch(what, restart.at_us, now_us, self._silence_max)
+        if wrong is not None:
+            raise wrong
+        self._last_arrived_us = restart.at_us
 
     def _next_number(self) -> int:
         """The number to give out next; call it under the lock.

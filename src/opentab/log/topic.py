@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
@@ -26,8 +26,14 @@ READ_SECONDS_MAX = 30.0
 PARTITIONS_SECONDS = 2.0  # how soon a partition that was added is seen
 CONSUME_MESSAGES = 10_000
 
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # what brokers before 2.8 answer: 16 zero bytes in base64
+
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+NEWEST = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+LAST_OFFSETS = 16  # where the last message is looked for: a transaction's marks may follow it
+
+Known = TypeVar("Known")
 
 
 class Message(NamedTuple):
@@ -73,8 +79,34 @@ class Topic:
         )
         made = self._admin.create_topics([topic], request_timeout=TIMEOUT_SECONDS)[self.name]
         self._ask(made.result)
-        self._partitions_at = float("-inf")
+        self._once_known(self._found)
         return True
+
+    def find_id(self) -> str | None:
+        """Which log this is: the ids of cluster and topic, so a topic that is deleted and made again is another one.
+
+        Brokers that have no topic ids leave its name. None if there is no such topic.
+        """
+        described = self._admin.describe_topics(TopicCollection([self.name]), request_timeout=TIMEOUT_SECONDS)
+        try:
+            topic = described[self.name].result(TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise self._trouble(error) from error
+        except FutureTimeout as error:
+            raise self._unreachable("no answer") from error
+        cluster = self._ask(
+            lambda: self._admin.describe_cluster(request_timeout=TIMEOUT_SECONDS).result(TIMEOUT_SECONDS)
+        )
+        # As Kafka's own tools write it, without a slash.
+        topic_id = str(topic.topic_id).translate(str.maketrans("+/", "-_"))
+        return f"kafka:{cluster.cluster_id}/{self.name if topic_id == NO_TOPIC_ID else topic_id}"
+
+    def make_id(self) -> str:
+        """The same; the topic is made if there is none."""
+        self.create()
+        return self._once_known(self.find_id)
 
     def check_exists(self) -> None:
         """Raise if there is no such topic."""
@@ -137,15 +169,27 @@ class Topic:
             raise LogError(f"message {offset} of partition {partition} is gone from {self}")
         return found[0].value
 
-    def arrived_us(self, partition: int, offset: int) -> int | None:
-        """When the message at an offset, or the next one there is, arrived; None if there is none yet."""
+    def message_from(self, partition: int, offset: int) -> Message | None:
+        """The message at an offset, or the next one there is; None if there is none yet."""
         end = self.next_offsets().get(partition, 0)
         while offset < end:
             messages = self.read({partition: (offset, min(offset + 1, end))})[partition]
             if messages:
-                return messages[0].arrived_us
+                return messages[0]
             offset += 1
         return None
+
+    def newest_stamps(self) -> dict[int, tuple[int, int]]:
+        """The offset and the arrival of the message with the newest stamp, by partition, where there is one."""
+        answers = self._listed(self.partitions(), NEWEST)
+        return {number: (one.offset, one.timestamp * 1000) for number, one in answers.items() if one.offset >= 0}
+
+    def last_stamp(self, partition: int) -> int | None:
+        """The arrival of the last message; None if it cannot be told."""
+        ends = self.ends()
+        end = ends.next[partition]
+        messages = self.read({partition: (max(ends.first[partition], end - LAST_OFFSETS), end)})[partition]
+        return messages[-1].arrived_us if messages else None
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -181,20 +225,34 @@ class Topic:
         self._partitions_at = time.monotonic()
         return bool(self._partitions)
 
+    def _once_known(self, look: Callable[[], Known | None]) -> Known:
+        """What `look` finds. A broker learns of a new topic a moment after it was created."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            if found := look():
+                return found
+            time.sleep(0.05)
+        raise self._unreachable("the topic was created and no broker knows it")
+
     def _offsets(self, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for number, answer in self._listed(partitions, spec).items():
+            if answer.offset < 0:  # while a broker comes back, the client may have no answer and not call it an error
+                raise self._unreachable(f"partition {number} has no leader yet")
+            found[number] = answer.offset
+        return found
+
+    def _listed(self, partitions: list[int], spec: OffsetSpec) -> dict[int, Any]:
         asked = {TopicPartition(self.name, number): spec for number in partitions}
         futures = self._ask(
             lambda: self._admin.list_offsets(
                 asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
             )
         )
-        found: dict[int, int] = {}
-        for partition, future in futures.items():
-            offset = self._ask(partial(future.result, TIMEOUT_SECONDS)).offset
-            if offset < 0:  # while a broker comes back, the client may have no answer and not call it an error
-                raise self._unreachable(f"partition {partition.partition} has no leader yet")
-            found[partition.partition] = offset
-        return found
+        return {
+            partition.partition: self._ask(partial(future.result, TIMEOUT_SECONDS))
+            for partition, future in futures.items()
+        }
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:

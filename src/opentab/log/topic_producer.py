@@ -6,20 +6,25 @@ to one partition and keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from opentab.errors import InputError, LogUnreachable
+from opentab.errors import ClockMismatch, InputError, LogUnreachable
 from opentab.kafka import KafkaSettings, silent_logger
+from opentab.log.clock import Restart, mismatch
 from opentab.log.topic import Topic
 from opentab.records import Spot
 
 DELIVERY_SECONDS = 30
 WAITING_MESSAGES_MAX = 500_000
+CLOCK_SECONDS = 10.0  # how often the brokers' stamps are held against this machine's clock
 
 Delivered = Callable[[KafkaError | None, Message], None]
 
@@ -113,7 +118,10 @@ class Sender:
 class TopicProducer:
     """Appends to the topic that is the log. When `append` returns, Kafka has the lines for good."""
 
-    def __init__(self, settings: KafkaSettings, partition: str | None = None) -> None:
+    def __init__(
+        self, settings: KafkaSettings, partition: str | None = None, *,
+        silence_max: timedelta | None = None, restart: Callable[[], Restart | None] = lambda: None,
+    ) -> None:  # fmt: skip
         """With `partition`, a number, everything goes there; else a customer's events go where its name leads."""
         if partition is not None and not partition.isdecimal():
             raise InputError(
@@ -128,14 +136,57 @@ class TopicProducer:
             )
         self.partition = partition or "by customer"
         self._sender = Sender(topic, -1 if partition is None else int(partition))
+        self._topic = topic
+        self._numbers = None if partition is None else {int(partition)}
+        self._silence_max = silence_max
+        self._restart = restart
+        self._checked = float("-inf")
+        self._check_clock()
 
     def append(self, body: bytes) -> int:
         """Send whole lines, one message each, and return how many once Kafka has them."""
+        self._check_clock()
         lines = (line for line in body.split(b"\n") if line.strip())
         return self._sender.send((key_of(line), line) for line in lines)
 
     def put(self, lines: Sequence[bytes]) -> list[Spot]:
         """Send lines, one message each, and return where each stands, once Kafka has them."""
+        self._check_clock()
         spots: dict[int, Spot] = {}
         self._sender.send(((key_of(line), line) for line in lines), spots=spots)
         return [spots[index] for index in range(len(lines))]
+
+    def _check_clock(self) -> None:
+        """Raise if the stamps in the topic contradict this machine's clock; now and then will do.
+
+        Brokers that do not answer say nothing: the messages themselves will be waited for longer.
+        """
+        if time.monotonic() - self._checked > CLOCK_SECONDS:
+            with suppress(LogUnreachable):
+                self._check_stamps(time.time_ns() // 1000)
+            self._checked = time.monotonic()
+
+    def _check_stamps(self, now_us: int) -> None:
+        newest = self._topic.newest_stamps()
+        if self._numbers is not None:
+            newest = {number: stamp for number, stamp in newest.items() if number in self._numbers}
+        if not newest or self._wrong({number: stamp_us for number, (_, stamp_us) in newest.items()}, now_us) is None:
+            return
+        restart = self._restart() or Restart(0, {})
+        settled = {}
+        for number, (offset, stamp_us) in newest.items():
+            if offset < restart.upto.get(str(number), 0):
+                stamp_us = restart.at_us
+            elif self._wrong({number: stamp_us}, now_us) is not None:
+                # A last message that is stamped right shows that the brokers' clock is right again.
+                stamp_us = self._topic.last_stamp(number) or stamp_us
+            settled[number] = stamp_us
+        wrong = self._wrong(settled, now_us)
+        if wrong is not None:
+            raise wrong
+
+    def _wrong(self, stamps_us: Mapping[int, int], now_us: int) -> ClockMismatch | None:
+        """What is wrong with the last arrivals of partitions; some may be silent for as long as their customers are."""
+        number = max(stamps_us, key=lambda number: stamps_us[number])
+        what = f"partition {number} of {self._topic}"
+        return mismatch(what, stamps_us[number], now_us, self._silence_max)

@@ -1,8 +1,7 @@
 """Ids that two tasks of one batch took: each task counted once, together they counted twice.
 
 The first one stays, by arrival and place. Of the others, few as they are, the lines are read again; entries that take
-them back are committed with the batch, and their rows in their task's run say that they did not count. A run that
-cannot be changed, in a bucket say, is written anew without them.
+them back are committed with the batch, and their tasks' runs are written again without them.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab.ledger.files import StagedFile, read_parquet, stage
-from opentab.ledger.runs import StagedRun
+from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
-from opentab.pipeline.decode import Decoded, decode
+from opentab.pipeline.decode import Decoded, Identity, decode
 from opentab.pipeline.source import Portion
 from opentab.pipeline.tally import exact_sum, tally
-from opentab.pipeline.task import Order, Report
+from opentab.pipeline.task import Order, Report, runs_of
 from opentab.records import DID_NOT_COUNT, ENTRY, SEEN
 from opentab.texts import Texts
 
@@ -71,6 +69,31 @@ class _Shared:
         return len(self.high)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that a task has just written and no commit names yet."""
+
+    file: StagedFile
+    table: pa.Table
+
+    @classmethod
+    def read(cls, order: Order, file: StagedFile, rows: Int64s) -> _Run:
+        """With all of its rows, if any is asked for."""
+        if not len(rows):
+            return cls(file, SEEN.empty_table())
+        return cls(file, read_table(order.journal / file.path, SEEN, file.rows, use_threads=False))
+
+    def without(self, rows: Int64s, *, order: Order) -> StagedFile | None:
+        """The same run without some of its rows, as a new file; None where it has no others."""
+        kept = np.ones(self.table.num_rows, np.bool_)
+        kept[rows] = False
+        table = self.table.filter(pa.array(kept))
+        staged = stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
+        if staged is not None:
+            runs_of(order.journal).keep(staged, table)
+        return staged
+
+
 def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) -> Repeats | None:
     """What several tasks took of the same keys; None where entries cannot set it right.
 
@@ -79,13 +102,13 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     files = [file for report in reports for file in report.files if file.kind == "seen"]
     if len(files) < 2:
         return Repeats()
-    runs = list(_BESIDE.map(partial(StagedRun, order.journal), files))
-    firsts = [run.first_words() for run in runs]
+    firsts = list(_BESIDE.map(partial(_first_words, order), files))
     words = _shared_words(firsts)
     if not len(words):
         return Repeats()
     rows = [_places_of(words, mine) for mine in firsts]
-    shared = _shared(list(_BESIDE.map(StagedRun.rows, runs, rows)), rows, order.forgotten_us)
+    runs = list(_BESIDE.map(partial(_Run.read, order), files, rows))
+    shared = _shared([run.table.take(pa.array(mine)) for run, mine in zip(runs, rows, strict=True)], rows, order)
     if not len(shared):
         return Repeats()
     refused = {key for report in reports for key in report.refused_reversals}
@@ -103,55 +126,51 @@ def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) ->
     return _set_right(portion, order, runs, shared, losers) if len(losers) else Repeats()
 
 
+def _first_words(order: Order, file: StagedFile) -> Int64s:
+    """The first words of a run's keys, in order."""
+    table = read_table(order.journal / file.path, SEEN, file.rows, ["key_high"], use_threads=False)
+    words: Int64s = table["key_high"].to_numpy()
+    return words
+
+
 def _differ(column: Int64s, starts: Int64s) -> Bools:
     """Which groups have more than one value; they begin at `starts`."""
     differ: Bools = np.minimum.reduceat(column, starts) != np.maximum.reduceat(column, starts)
     return differ
 
 
-def _set_right(
-    portion: Portion, order: Order, runs: list[StagedRun], shared: _Shared, losers: Int64s
-) -> Repeats | None:
+def _set_right(portion: Portion, order: Order, runs: list[_Run], shared: _Shared, losers: Int64s) -> Repeats | None:
     lines = portion.lines([shared.places[at] for at in losers.tolist()])
     arrived_us = shared.arrived_us[losers]
     events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
-    if len(events.at_us) != len(lines) or (events.identity is not None and events.identity.reversals):
+    if len(events.at_us) != len(lines) or events.identity is None or events.identity.reversals:
         return None
+    if _keyed(events.identity) != _keyed(shared, losers):
+        return None  # not the lines that the tasks read: one task reads all anew, and checks every checksum
     numbers = np.unique(shared.run[losers]).tolist()
     changed = [runs[number] for number in numbers]
-    gone = [losers[shared.run[losers] == number] for number in numbers]
-    changing = _BESIDE.map(partial(_without, order, shared), changed, gone)  # meanwhile the entries are made
+    gone = [shared.row[losers[shared.run[losers] == number]] for number in numbers]
+    changing = _BESIDE.map(partial(_Run.without, order=order), changed, gone)  # meanwhile the entries are made
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
-    anew = list(changing)
-    dropped = {run.file.path for run, file in zip(changed, anew, strict=True) if file is not run.file}
-    files += [file for run, file in zip(changed, anew, strict=True) if file is not None and file is not run.file]
-    return Repeats(events, entries.num_rows, dropped, files)
+    files += [file for file in changing if file is not None]
+    return Repeats(events, entries.num_rows, {run.file.path for run in changed}, files)
 
 
-def _without(order: Order, shared: _Shared, run: StagedRun, gone: Int64s) -> StagedFile | None:
-    """A run of which some rows say that they did not count; one without them, where it cannot be changed.
-
-    None where it has no others.
-    """
-    rows = shared.row[gone]
-    # A task's machine that is another one may have seen the run as it was.
-    if order.tasks_are_here and run.erase(rows, shared.payload[gone]):
-        return run.file
-    table = read_parquet(order.journal / run.file.path).select(SEEN.names).cast(SEEN)
-    kept = np.ones(table.num_rows, np.bool_)
-    kept[rows] = False
-    table = table.filter(pa.array(kept))
-    return stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
+def _keyed(rows: Identity | _Shared, at: Int64s | None = None) -> list[tuple[int, int, int]]:
+    """The keys of events and the hashes of their values, in order."""
+    high, low = (rows.key_high, rows.key_low) if isinstance(rows, Identity) else (rows.high, rows.low)
+    columns = [column if at is None else column[at] for column in (high, low, rows.payload)]
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _shared(tables: Sequence[pa.Table], rows_of: Sequence[Int64s], forgotten_us: int | None) -> _Shared:
+def _shared(tables: Sequence[pa.Table], rows_of: Sequence[Int64s], order: Order) -> _Shared:
     """Those rows of each run that are asked for, without what was rejected or is forgotten."""
     found = []
     for number, (mine, row) in enumerate(zip(tables, rows_of, strict=True)):
         wanted = mine["payload"].to_numpy() != DID_NOT_COUNT
-        if forgotten_us is not None:  # it is not known, not even to its repeats
-            wanted &= mine["arrived_us"].to_numpy() >= forgotten_us
+        if order.forgotten_us is not None:  # it is not known, not even to its repeats
+            wanted &= mine["arrived_us"].to_numpy() >= order.forgotten_us
         told = mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row))
         found.append(told.filter(pa.array(wanted)))
     rows = pa.concat_tables(found)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from opentab.ledger.arrivals import trusted_stamps
 from opentab.log.segment import Segment
 from opentab.periods import Int64s
+from opentab.records import ClockRestart
 from opentab.texts import Texts
 
 
@@ -32,6 +35,13 @@ class Chunk(Protocol):
     @property
     def bytes(self) -> int: ...
     def place(self, index: int) -> str: ...
+    def position(self, index: int) -> int:
+        """Where the journal stands in the partition once it holds this line."""
+        ...
+
+    def trusting(self, restarts: Sequence[ClockRestart]) -> Chunk:
+        """The same lines with the arrival that they are taken for after restarts of the clock."""
+        ...
 
 
 class SegmentChunk:
@@ -58,6 +68,13 @@ class SegmentChunk:
     def place(self, index: int) -> str:
         """The segment's number and the byte at which the line begins."""
         return f"{self.partition}/{self.first}@{self.bytes_at[index]}"
+
+    def position(self, index: int) -> int:
+        return self.first
+
+    def trusting(self, restarts: Sequence[ClockRestart]) -> SegmentChunk:
+        self.arrived_us = trusted_stamps(self.arrived_us, restarts, self.partition, self.numbers)
+        return self
 
 
 @dataclass(frozen=True)
@@ -93,3 +110,9 @@ class MessageChunk:
     def place(self, index: int) -> str:
         """The partition and the message's offset."""
         return f"{self.partition}/{self.offsets[index]}"
+
+    def position(self, index: int) -> int:
+        return int(self.offsets[index]) + 1
+
+    def trusting(self, restarts: Sequence[ClockRestart]) -> MessageChunk:
+        return replace(self, arrived_us=trusted_stamps(self.arrived_us, restarts, self.partition, self.offsets + 1))

@@ -11,7 +11,7 @@ from functools import partial, reduce
 
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -20,6 +20,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from opentab.errors import LedgerError
 from opentab.ledger.billed import connect
 from opentab.ledger.closing import LINES, PART_ROWS, Closing, Due, Order, Staged, stage_invoices
+from opentab.ledger.damage import find_damage
+from opentab.ledger.files import LedgerFile, read_batches
 from opentab.ledger.issue import ISSUED, issue_over
 from opentab.place import Place
 from opentab.records import BALANCE, ENTRY
@@ -40,8 +42,8 @@ def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order
         used = used_rows(spark, closing).where(F.col("period").isin(*due.closed))
         tasks = used.repartitionByRange(parts, "customer").mapInArrow(partial(stage_part, order=order), REPORT_SCHEMA)
         reports = tasks.collect()
-    except PySparkException as error:
-        raise LedgerError(
+    except (PySparkException, Py4JJavaError) as error:
+        raise find_damage(closing.journal.root.parent) or LedgerError(
             f"Spark's tasks could not close at position {order.position}: {str(error).splitlines()[0][:200]}",
             retry_helps=True,
         ) from error
@@ -54,17 +56,16 @@ def stage_on_spark(spark: SparkSession, closing: Closing, due: Due, order: Order
 def used_rows(spark: SparkSession, closing: Closing) -> DataFrame:
     """What was used, by the period it is billed in: the snapshot and the entries since."""
     own_month = (F.year("day") * 12 + F.month("day") - 1).cast("int").alias("own_month")
-    files = closing.snapshot.rows.files if isinstance(closing.snapshot.rows, ds.FileSystemDataset) else []
     since = closing.journal.entry_files(after=closing.snapshot.batch, upto=closing.upto)
     parts = [_billed(spark, closing, since)] if since else []
-    if files:
+    if closing.snapshot.root is not None and closing.snapshot.files:
         micros = F.col("sum_micros").cast("decimal(38,0)").alias("micros")
-        rows = _rows(spark, closing.journal.root, files, BALANCE)
+        rows = _rows(spark, closing.snapshot.root, closing.snapshot.files, BALANCE)
         parts.append(rows.select("period", "customer", own_month, "type", micros, "event_count"))
     return reduce(DataFrame.unionByName, parts)
 
 
-def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFrame:
+def _billed(spark: SparkSession, closing: Closing, files: list[LedgerFile]) -> DataFrame:
     """The entries since the snapshot, each with the period that it is billed in."""
     after = closing.snapshot.batch
     facts, ends = (closing.connection.table(name).to_arrow_table() for name in ("batch_facts", "period_ends"))
@@ -86,23 +87,25 @@ def _billed(spark: SparkSession, closing: Closing, files: list[str]) -> DataFram
     )
 
 
-def _rows(spark: SparkSession, ledger: Place, files: list[str], schema: pa.Schema) -> DataFrame:
-    """The rows of some files of the ledger. Spark itself reads a disk; a bucket is read by its tasks."""
-    if ledger.is_local:
-        return spark.read.parquet(*files)
+def _rows(spark: SparkSession, root: Place, files: list[LedgerFile], schema: pa.Schema) -> DataFrame:
+    """The rows of some files of a table, whose footers were checked. Spark itself reads a disk, and checks the pages;
+    a bucket is read by its tasks.
+    """
+    if root.is_local:
+        return spark.read.parquet(*((root / file.path).inside for file in files))
     tasks = min(len(files), READING_TASKS * spark.sparkContext.defaultParallelism)
     numbers = spark.range(0, len(files), 1, tasks)
-    return numbers.mapInArrow(partial(read_files, ledger=ledger, files=files, schema=schema), from_arrow_schema(schema))
+    return numbers.mapInArrow(partial(read_files, root=root, files=files, schema=schema), from_arrow_schema(schema))
 
 
 def read_files(
-    numbers: Iterable[pa.RecordBatch], ledger: Place, files: list[str], schema: pa.Schema
+    numbers: Iterable[pa.RecordBatch], root: Place, files: list[LedgerFile], schema: pa.Schema
 ) -> Iterable[pa.RecordBatch]:
     """The body of mapInArrow: the numbers of files come in, their rows go out."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            rows = ds.dataset(files[number], schema=schema, format="parquet", filesystem=ledger.filesystem)
-            yield from rows.scanner(batch_size=READING_ROWS, use_threads=False).to_batches()
+            path, rows, _ = files[number]
+            yield from read_batches(root / path, schema, rows, schema.names, batch_rows=READING_ROWS)
 
 
 def stage_part(batches: Iterable[pa.RecordBatch], order: Order) -> Iterable[pa.RecordBatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,15 +14,25 @@ from pyspark.errors import PySparkException, PythonException
 
 from opentab import crash
 from opentab.config import Home
-from opentab.errors import DiskFull, LedgerBug, OpentabError, TasksFailed, means_disk_full
+from opentab.errors import (
+    ClockMismatch,
+    DiskFull,
+    LedgerBug,
+    LogMismatch,
+    OpentabError,
+    TasksFailed,
+    means_disk_full,
+)
+from opentab.ledger.arrivals import trusted_us
 from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.trouble import unwritable
-from opentab.periods import first_day, to_us
+from opentab.log.directory import Clock, wall_clock
+from opentab.periods import first_day, format_us, to_us
 from opentab.pipeline.across import Repeats, repeats_across
 from opentab.pipeline.source import Portion, Source
 from opentab.pipeline.task import Order, Report
 from opentab.pipeline.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
-from opentab.records import BatchRecord, PartitionState
+from opentab.records import BatchRecord, ClockRestart, PartitionState, Start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +40,21 @@ if TYPE_CHECKING:
 
 PYTHON_ERROR = "org.apache.spark.api.python.PythonException"
 RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
+AHEAD_MAX_US = 3_600_000_000  # what is stamped further ahead of our clock is held back
+HELD_US = 10_000_000  # for so long at least: to find the next one that is ahead takes a try at a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The first segment or message of a partition that is stamped too far ahead of our clock."""
+
+    number: int
+    stamp_us: int
+    found_us: int
+
+
+class HeldBack(Exception):
+    """A portion holds what is stamped too far ahead of our clock: take less."""
 
 
 class Job:
@@ -42,18 +67,23 @@ class Job:
         source: Source,
         *,
         run: str,
+        log_id: str | None = None,
         is_ours: Callable[[], bool] = lambda: True,
         ends_once: Callable[[dict[str, int]], bool] = lambda positions: False,
         spark: SparkSession | None = None,
+        clock: Clock = wall_clock,
     ) -> None:
         self.home = home
         self.journal = journal
         self.source = source
         self.run = run
+        self.log_id = log_id  # of the source; every batch records it
         self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
         self.spark = spark  # None: every batch is billed in this process
         self.rules = home.rules
+        self.held: dict[str, Held] = {}  # by partition
+        self._clock = clock
         self.last: BatchRecord | None = journal.last()
         self._commit_seconds = 0.0  # of the last batch
         self._runs_seen = float("-inf")
@@ -64,19 +94,47 @@ class Job:
         return positions_of(self.last)
 
     def reload(self) -> None:
-        """See what another pipeline has committed."""
+        """See what another pipeline has committed. Where that is a move to another log, our offsets are void: stop."""
         self.journal.refresh()
         self.last = self.journal.last()
+        if self.last is not None and self.last.log_id not in (None, self.log_id):
+            raise LogMismatch(
+                f"the ledger was moved to log {self.last.log_id} while this pipeline started",
+                hint=f"set uri = {self.last.log_uri!r} under [log] and start again",
+            )
+
+    def next(self) -> Portion | None:
+        """What the next batch takes: all that waits, but for what is held back and what follows it."""
+        now_us = self._now_us()
+        self.held = {
+            name: held
+            for name, held in self.held.items()
+            if held.stamp_us > now_us + AHEAD_MAX_US or abs(now_us - held.found_us) < HELD_US
+        }
+        return self.source.next(self.positions, {name: held.number - 1 for name, held in self.held.items()})
+
+    def trouble(self) -> ClockMismatch | None:
+        """Why some of the log is held back; None if nothing is."""
+        name, held = max(self.held.items(), key=lambda item: item[1].stamp_us, default=(None, None))
+        if held is None:
+            return None
+        return ClockMismatch(
+            f"log partition {name!r} is held back: it goes on with an arrival of {format_us(held.stamp_us)}, and this "
+            f"machine's clock says {format_us(self._now_us())}",
+            hint="if this clock is wrong, set it right; if the arrival is, stop the pipeline and run: "
+            "opentab log clock --restart",
+            retry_helps=True,
+        )
 
     def bill(self, portion: Portion) -> BatchRecord:
-        """Bill one batch. Running the same batch again changes nothing.
+        """Bill one batch. Running the same batch again changes nothing. Raises HeldBack where the portion is too large.
 
         1. the tasks decode, tally and stage, in one pass over the portion
         2. their reports are put together and checked
         3. one commit makes all of it visible
         4. the portion makes room in the log
         """
-        started_us = to_us(datetime.now(UTC))
+        started_us = self._now_us()
         clock = time.perf_counter()
         crash.moment("taken")
         order = self._order()
@@ -113,13 +171,38 @@ class Job:
             return None
         return self._commit_empty(self.last, now_us, revise=True)
 
+    def adopt(self, now_us: int, start: Start) -> BatchRecord:
+        """Move the ledger to this job's log: a batch of its own, without events."""
+        return self._commit_empty(self.last, now_us, adopted=start)
+
+    def restart_clock(self) -> ClockRestart:
+        """Let arrival and the dedupe window run anew from now: a batch of its own, without events (ADR 20)."""
+        now_us = self._now_us()
+        restart = ClockRestart(
+            batch=self._next_batch,
+            at_us=now_us,
+            upto=self.source.ends(),
+            forgotten_us=self.last.forgotten_us if self.last else None,
+            remembers_from=self.journal.remembers_from(),
+        )
+        self._commit_empty(self.last, now_us, restart=restart)
+        return restart
+
     def _commit_empty(
-        self, last: BatchRecord, now_us: int, *, clock_us: int | None = None, revise: bool = False
-    ) -> BatchRecord:
-        partitions = partitions_after(last.partitions, {}, rules=self.rules, has_unread=self.source.has_unread)
+        self, last: BatchRecord | None, now_us: int, *, clock_us: int | None = None, revise: bool = False,
+        adopted: Start | None = None, restart: ClockRestart | None = None,
+    ) -> BatchRecord:  # fmt: skip
+        before, restarts = (last.partitions, last.restarts) if last else ({}, [])
+        if adopted == "beginning":
+            # The offsets of another log mean nothing in this one. The watermark stays: it never falls.
+            before, restarts = {}, [msgspec.structs.replace(one, upto={}) for one in restarts]
+        if restart is not None:
+            restarts = [*restarts, restart]
+            before = {name: arrived_by(state, restart.at_us) for name, state in before.items()}
+        partitions = partitions_after(before, {}, rules=self.rules, has_unread=self._has_unread(restarts))
         watermark_us = watermark_after(last, partitions, self.rules, clock_us=clock_us)
         record = BatchRecord(
-            batch=last.batch + 1,
+            batch=self._next_batch,
             run=self.run,
             started_us=now_us,
             committed_us=now_us,
@@ -127,7 +210,7 @@ class Job:
             taken={},
             watermark_us=watermark_us,
             final_us=final_after(last, watermark_us, self.rules),
-            newest_us=last.newest_us,
+            newest_us=newest_after(last, partitions),
             event_count=0,
             sum_micros="0",
             entry_rows=0,
@@ -136,7 +219,11 @@ class Job:
             rules=self.rules,
             clock_us=clock_us,
             revise=revise,
-            forgotten_us=forgotten_after(last, partitions, self.rules),
+            forgotten_us=forgotten_after(last if restart is None else None, partitions, self.rules),
+            log_id=self.log_id,
+            log_uri=self.home["log.uri"],
+            adopted=adopted,
+            restarts=restarts,
         )
         if not self.is_ours():
             raise fenced(record.batch)
@@ -161,19 +248,20 @@ class Job:
             self.journal.refresh()  # runs that were merged long ago are gone
         self._runs_seen = time.monotonic()
         return Order(
-            batch=(self.last.batch if self.last else 0) + 1,
+            batch=self._next_batch,
             run=self.run,
             journal=self.journal.root,
             rules=self.rules,
             late_before_day=self._late_before_day(),
             runs=self.journal.runs() if self.rules.dedupe_us else [],
             forgotten_us=self.last.forgotten_us if self.last else None,
-            tasks_are_here=self.home.tasks_are_here and self.journal.root.is_local,
+            restarts=self._restarts,
+            arrived_us_max=self._now_us() + AHEAD_MAX_US,
         )
 
     def _run_tasks(self, portion: Portion, order: Order, spark: SparkSession | None) -> list[Report]:
         try:
-            return portion.bill(spark, order)
+            reports = portion.bill(spark, order)
         except OpentabError:
             raise
         except Exception as error:
@@ -181,6 +269,40 @@ class Job:
             if trouble is error:
                 raise
             raise trouble from error
+        self._hold_back(reports)
+        return reports
+
+    def _hold_back(self, reports: Sequence[Report]) -> None:
+        """Raise if something is stamped too far ahead of our clock, and let the next portion end before it."""
+        ahead: dict[str, tuple[int, int]] = {}
+        for report in reports:
+            for name, first in report.ahead.items():
+                ahead[name] = min(first, ahead.get(name, first))
+        if ahead:
+            now_us = self._now_us()
+            found = {name: Held(number, stamp_us, now_us) for name, (number, stamp_us) in ahead.items()}
+            self.held = {**self.held, **found}  # the heartbeat's thread may be looking at the old one
+            raise HeldBack(", ".join(ahead))
+
+    def _has_unread(self, restarts: Sequence[ClockRestart]) -> Callable[[str, int, int], bool]:
+        """Whether a partition goes on after a number with what had arrived at a moment, as restarts let it count."""
+
+        def has_unread(partition: str, number: int, upto_us: int) -> bool:
+            found = self.source.stamp_after(partition, number)
+            return found is not None and trusted_us(found[1], restarts, partition, found[0]) <= upto_us
+
+        return has_unread
+
+    @property
+    def _next_batch(self) -> int:
+        return (self.last.batch if self.last else 0) + 1
+
+    @property
+    def _restarts(self) -> list[ClockRestart]:
+        return self.last.restarts if self.last else []
+
+    def _now_us(self) -> int:
+        return to_us(self._clock())
 
     def _late_before_day(self) -> int | None:
         """The first day of the oldest month that is still open: what is of an earlier day comes late."""
@@ -212,21 +334,22 @@ class Job:
         check_sums(reports)
         before = self.last.partitions if self.last else {}
         taken = states_of(portion, reports, before)
-        partitions = partitions_after(before, taken, rules=self.rules, has_unread=self.source.has_unread)
+        has_unread = self._has_unread(self._restarts)
+        partitions = partitions_after(before, taken, rules=self.rules, has_unread=has_unread)
         watermark_us = watermark_after(self.last, partitions, self.rules)
         rejections: Counter[str] = Counter()
         for report in reports:
             rejections.update(report.rejections)
         return BatchRecord(
-            batch=(self.last.batch if self.last else 0) + 1,
+            batch=self._next_batch,
             run=self.run,
             started_us=started_us,
-            committed_us=to_us(datetime.now(UTC)),
+            committed_us=self._now_us(),
             partitions=partitions,
             taken=portion.ranges,
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
-            newest_us=newest_after(partitions),
+            newest_us=newest_after(self.last, partitions),
             event_count=sum(report.event_count for report in reports) - repeats.count,
             sum_micros=str(sum(int(report.sum_micros) for report in reports) - repeats.amount_micros),
             entry_rows=sum(report.entry_rows for report in reports) + repeats.entry_rows,
@@ -238,6 +361,9 @@ class Job:
             without_id=sum(report.without_id for report in reports),
             forgotten_us=forgotten_after(self.last, partitions, self.rules),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
+            log_id=self.log_id,
+            log_uri=self.home["log.uri"],
+            restarts=self._restarts,
         )
 
 
@@ -252,6 +378,11 @@ def states_of(
         latest_us = max((one.latest_us for one in taken if one.latest_us is not None), default=None)
         states[name] = PartitionState(last, latest_us, arrived_us, idle=False)
     return states
+
+
+def arrived_by(state: PartitionState, at_us: int) -> PartitionState:
+    """A partition whose last arrival was at a moment at the latest."""
+    return msgspec.structs.replace(state, arrived_us=min(state.arrived_us, at_us))
 
 
 def positions_of(record: BatchRecord | None) -> dict[str, int]:

@@ -19,7 +19,7 @@ from opentab.config import Home
 from opentab.errors import LedgerBug, LogError
 from opentab.log.topic import Topic, data_lost
 from opentab.pipeline.chunk import MessageChunk
-from opentab.pipeline.source import Positions
+from opentab.pipeline.source import NOWHERE, Positions, replaced
 from opentab.pipeline.task import REPORT_SCHEMA, Order, Report, bill_chunks, packed, unpacked
 from opentab.texts import Texts
 
@@ -61,6 +61,7 @@ class TopicSource:
         self._accept_loss = accept_loss
         self._events_max: int = home["pipeline.batch_events_max"]
         self._local_events_max: int = home["pipeline.local_bytes_max"] // EVENT_BYTES_ABOUT
+        self._log_id: str | None = None  # known once it is open
         self._firsts: Mapping[int, int] = {}
         self._nexts: Mapping[int, int] = {}
         self._looked_at = self._loss_looked_at = float("-inf")
@@ -68,7 +69,7 @@ class TopicSource:
 
     def open(self, positions: Positions) -> None:
         """See that there is the topic, and that it holds all that follows the journal."""
-        self._topic.create()
+        self._log_id = self._topic.make_id()
         self._look(positions)
 
     def ends(self) -> dict[str, int]:
@@ -81,11 +82,12 @@ class TopicSource:
             for number, end in self._nexts.items()
         )
 
-    def next(self, positions: Positions) -> MessagePortion | None:
+    def next(self, positions: Positions, upto: Positions = NOWHERE) -> MessagePortion | None:
         self._look(positions)
+        ends = {number: min(end, upto.get(str(number), end)) for number, end in self._nexts.items()}
         waiting = {
             number: (self._start(number, positions), end)
-            for number, end in self._nexts.items()
+            for number, end in ends.items()
             if end > self._start(number, positions)
         }
         if not waiting:
@@ -94,9 +96,12 @@ class TopicSource:
         count = sum(end - first for first, end in ranges.values())
         return MessagePortion(self._topic, ranges, self._sizes, is_small=count <= self._local_events_max)
 
-    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
-        arrived_us = self._topic.arrived_us(int(partition), number)
-        return arrived_us is not None and arrived_us <= upto_us
+    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
+        message = self._topic.message_from(int(partition), number)
+        return None if message is None else (message.offset + 1, message.arrived_us)
+
+    def last_stamps(self) -> dict[str, tuple[int, int]]:
+        return {str(number): (offset + 1, us) for number, (offset, us) in self._topic.newest_stamps().items()}
 
     def release(self, positions: Positions) -> None:
         """Kafka keeps what it has for as long as it is told to."""
@@ -114,12 +119,19 @@ class TopicSource:
         if now - self._looked_at < seconds:
             return
         if now - self._loss_looked_at > LOSS_LOOK_SECONDS:
+            self._check_same()
             ends = self._topic.ends()
             self._firsts, self._nexts, self._loss_looked_at = ends.first, ends.next, now
         else:
             self._nexts = self._topic.next_offsets()
         self._looked_at = now
         self._check_loss(positions)
+
+    def _check_same(self) -> None:
+        """Raise if the topic was deleted and made again while we read it."""
+        found = self._topic.find_id() if self._log_id is not None else None
+        if found is not None and found != self._log_id:  # one that is not there is told of elsewhere
+            raise replaced(self._topic)
 
     def _check_loss(self, positions: Positions) -> None:
         """Raise if what follows the journal is gone. A new home begins with what there is."""

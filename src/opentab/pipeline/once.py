@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from opentab.events import Reason
 from opentab.keys import key_of, ordered
+from opentab.ledger.arrivals import NEVER_US, remembered_us
 from opentab.ledger.marks import Words
 from opentab.ledger.runs import Columns
 from opentab.periods import Int64s
 from opentab.pipeline.exact import Event
-from opentab.records import DID_NOT_COUNT
+from opentab.records import DID_NOT_COUNT, ClockRestart
 
 Bools = npt.NDArray[np.bool_]
 
 COUNTS, DUPLICATE, CONFLICT = 0, 1, 2
-NEVER_US = -(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,9 @@ class Settled:
 
 
 def settle(
-    asking: Asking, known: Sequence[Columns], *, batch: int, window_us: int, forgotten_us: int | None
-) -> Settled:
+    asking: Asking, known: Sequence[Columns], *,
+    batch: int, window_us: int, forgotten_us: int | None, restarts: Sequence[ClockRestart] = (),
+) -> Settled:  # fmt: skip
     """Decide what becomes of each event.
 
     1. what is known of its key from earlier batches, 2. keys that come once, 3. keys that come again in this batch,
@@ -90,7 +91,7 @@ def settle(
         has_key = asking.has_key[order]
         order, high = order[has_key], high[has_key]
     low = asking.key_low[order]
-    last = last_known(high, low, known, forgotten_us=forgotten_us)
+    last = last_known(high, low, known, forgotten_us=forgotten_us, restarts=restarts)
     state = np.zeros(count, np.int8)
     first_batch = np.full(count, batch, np.int64)
     refused: dict[int, Reason] = {}
@@ -110,13 +111,19 @@ def settle(
     if len(again):
         slow |= _settle_groups(state, first_batch, asking, order, last, again, window_us)
     if slow.any() or asking.reversals:
-        walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us)
+        walk = _Walk(asking, known, state, first_batch, refused, batch, window_us, forgotten_us, restarts)
         walk.through(order[slow], {int(order[at]): last.at(at) for at in np.flatnonzero(slow).tolist()})
     return Settled(state, first_batch, refused, order, high, low)
 
 
-def last_known(high: Int64s, low: Int64s, known: Iterable[Columns], *, forgotten_us: int | None) -> Last:
-    """The last event of each key that counted and is not forgotten; `high` is sorted."""
+def last_known(
+    high: Int64s, low: Int64s, known: Iterable[Columns], *,
+    forgotten_us: int | None, restarts: Sequence[ClockRestart] = (),
+) -> Last:  # fmt: skip
+    """The last event of each key that counted and is not forgotten; `high` is sorted.
+
+    The last is that of the last batch, and of the latest arrival in it: arrivals may go back at a restart.
+    """
     arrived_us = np.full(len(high), NEVER_US, np.int64)
     payload = np.zeros(len(high), np.int64)
     batch = np.zeros(len(high), np.int64)
@@ -132,18 +139,17 @@ def last_known(high: Int64s, low: Int64s, known: Iterable[Columns], *, forgotten
             rows, found = rows[alike], found[alike]
             values = run.payload.take(found)
             counted = (run.key_low.take(found) == low[rows]) & (values != DID_NOT_COUNT)
-            arrivals = run.arrived_us.take(found)
-            later = counted & (arrivals > arrived_us[rows])
+            arrivals, batches = run.arrived_us.take(found), run.batch.take(found)
+            same = (batches == batch[rows]) & (arrivals > arrived_us[rows])
+            later = counted & ((batches > batch[rows]) | same)
             target = rows[later]
             arrived_us[target] = arrivals[later]
             payload[target] = values[later]
-            batch[target] = run.batch.take(found[later])
+            batch[target] = batches[later]
             found = found + 1
             inside = found < len(run.key_high)
             rows, found = rows[inside], found[inside]
-    if forgotten_us is not None:
-        arrived_us[arrived_us < forgotten_us] = NEVER_US
-    return Last(arrived_us, payload, batch)
+    return Last(remembered_us(arrived_us, batch, restarts, forgotten_us), payload, batch)
 
 
 def _hold(
@@ -240,6 +246,7 @@ class _Walk:
     def __init__(
         self, asking: Asking, known: Sequence[Columns], state: npt.NDArray[np.int8], first_batch: Int64s,
         refused: dict[int, Reason], batch: int, window_us: int, forgotten_us: int | None,
+        restarts: Sequence[ClockRestart],
     ) -> None:  # fmt: skip
         self._asking = asking
         self._state = state
@@ -258,7 +265,8 @@ class _Walk:
             for index, (event, _) in asking.reversals.items()
         }
         self._originals, self._marks = originals, marks
-        self._known = lookup([*originals.values(), *marks.values()], known, forgotten_us=forgotten_us)
+        keys = [*originals.values(), *marks.values()]
+        self._known = lookup(keys, known, forgotten_us=forgotten_us, restarts=restarts)
 
     def through(self, rows: Int64s, lasts: dict[int, tuple[int, int, int]]) -> None:
         """Settle these rows, and all reversals."""
@@ -304,11 +312,12 @@ class _Walk:
 
 
 def lookup(
-    keys: Iterable[tuple[int, int]], known: Iterable[Columns], *, forgotten_us: int | None
-) -> dict[tuple[int, int], tuple[int, int, int]]:
+    keys: Iterable[tuple[int, int]], known: Iterable[Columns], *,
+    forgotten_us: int | None, restarts: Sequence[ClockRestart],
+) -> dict[tuple[int, int], tuple[int, int, int]]:  # fmt: skip
     """Arrival, payload and batch of the last event of each key that counted."""
     ordered = sorted(set(keys))
     high = np.array([key[0] for key in ordered], np.int64)
     low = np.array([key[1] for key in ordered], np.int64)
-    last = last_known(high, low, known, forgotten_us=forgotten_us)
+    last = last_known(high, low, known, forgotten_us=forgotten_us, restarts=restarts)
     return {key: last.at(at) for at, key in enumerate(ordered)}

@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from opentab.config import Home
-from opentab.errors import LogError, LogUnreachable
+from opentab.errors import LogError, LogUnreachable, SegmentDamaged
+from opentab.keys import key_of, payloads_of, with_key
 from opentab.ledger.receipt import Seen
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
@@ -42,7 +45,12 @@ class Reread:
         """The event that counted, judged by the rules of its batch; None if what stands there is another."""
         line = self._line(seen.spot)
         found = judge(line, arrived_us=seen.arrived_us, rules=seen.record.rules, calendar=self._home.calendar)
-        return found if isinstance(found, Event) and (found.id, found.source) == (id_, source) else None
+        if not isinstance(found, Event) or (found.id, found.source) != (id_, source):
+            return None
+        # A single line is read without its segment's checksum; the journal knows a hash of what it said.
+        if _payload(found) != seen.payload:
+            raise SegmentDamaged(f"the line at {seen.spot.place} of the log is not the one that was billed")
+        return found
 
     def customer_of(self, raw: bytes) -> str | None:
         """Whose an input is that could not be billed, as far as it can be told."""
@@ -74,3 +82,11 @@ class Reread:
     @cached_property
     def _topic(self) -> Topic | None:
         return open_topic(self._home)
+
+
+def _payload(event: Event) -> int:
+    """The hash of an event's values that the journal keeps with its id."""
+    at_us, amount_micros = np.array([event.at_us], np.int64), np.array([event.amount_micros], np.int64)
+    payloads = payloads_of(at_us, amount_micros, pa.array([event.customer]), [event.type], np.zeros(1, np.int64))
+    payload = int(payloads[0])
+    return payload if event.reverses is None else with_key(payload, key_of(event.reverses, event.source))

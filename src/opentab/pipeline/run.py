@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,14 @@ from opentab.heartbeat import Heartbeat, write_heartbeat
 from opentab.ledger.closing import Issued
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
+from opentab.ledger.repair import recover
+from opentab.log.directory import Clock, wall_clock
 from opentab.periods import to_us
 from opentab.pipeline.closer import Closer
 from opentab.pipeline.delivery import Delivery, deliver, publish_rejections
-from opentab.pipeline.job import Job
+from opentab.pipeline.job import HeldBack, Job
 from opentab.pipeline.lock import Claim, HomeLock
+from opentab.pipeline.log_check import join_log
 from opentab.pipeline.session import open_session, warm_workers
 from opentab.pipeline.source import OutOfTurn, Portion, Source, open_source
 from opentab.pipeline.upkeep import Upkeep, keep_up
@@ -55,7 +57,7 @@ class Progress:
     unit: str  # of what is unread: segments or messages
     seconds: float  # the last batch took
     invoices: int  # issued by this run, revisions among them
-    trouble: OpentabError | None  # why invoices cannot be issued or delivered right now
+    trouble: OpentabError | None  # why the log is not read on, or invoices cannot be issued or delivered right now
 
 
 class Pipeline:
@@ -64,13 +66,16 @@ class Pipeline:
     def __init__(
         self, home: Home, *, once: bool = False, take_over: bool = False, accept_loss: bool = False,
         watch: Callable[[Progress], None] = lambda progress: None, spark: SparkSession | None = None,
+        say: Callable[[str], None] = lambda sentence: None, clock: Clock = wall_clock,
     ) -> None:  # fmt: skip
         self.home = home
         self.once = once
         self.take_over = take_over
         self.accept_loss = accept_loss  # go on without what a Kafka topic has lost
         self.watch = watch
+        self.say = say  # told once what an operator should know
         self._spark = spark  # one that belongs to the caller
+        self._clock = clock
         self.run_id = new_run()
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -99,17 +104,24 @@ class Pipeline:
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
             source = open_source(self.home, accept_loss=self.accept_loss)
-            journal = Journal.create(self.home.ledger, self.home.identity)
+            for sentence in recover(self.home.ledger):
+                self.say(sentence)
+            # Before the claim: a pipeline with another log must not stop the one that works on the ledger.
+            journal, log_id = self._join_log(source)
             self._claim = Claim(self.home.ledger, self.run_id)
             self._job = Job(
-                self.home, journal, source, run=self.run_id, is_ours=self._claim.is_ours, ends_once=self._ends_once
-            )
+                self.home, journal, source, run=self.run_id, log_id=log_id, clock=self._clock,
+                is_ours=self._claim.is_ours, ends_once=self._ends_once,
+            )  # fmt: skip
             self._closer = Closer(self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell)
             self._open(source)
             if self.once and self._reached_goal():
                 self._finish()
             else:
                 self._run_spark(lock)
+            held_back = self._job.trouble()
+            if self.once and held_back is not None and not self._stop_asked:
+                raise held_back
             return self._progress()
         except OSError as error:
             if means_disk_full(error):
@@ -119,6 +131,18 @@ class Pipeline:
             lock.release()
             if self._source is not None:
                 self._source.close()
+
+    def _join_log(self, source: Source) -> tuple[Journal, str]:
+        """The journal and the id of its log. A log that does not answer yet is waited for, as in `_open`."""
+        deadline = time.monotonic() + ONCE_SECONDS_MAX
+        while True:
+            try:
+                return join_log(self.home)
+            except LogUnreachable as error:
+                if self._gives_up(deadline):
+                    raise
+                self.watch(Progress(None, 0, 0, 0, 0, source.unit, 0.0, 0, trouble=error))
+                self._stop.wait(RETRY_SECONDS)
 
     def _open(self, source: Source) -> None:
         """Make the log ready; one that does not answer yet is waited for, also for `--once`, but then not for ever."""
@@ -134,11 +158,14 @@ class Pipeline:
 
     def _waits_for(self, error: OpentabError, deadline: float) -> None:
         """Wait for who does not answer, and tell; raise if that has taken too long."""
-        if self._stop_asked or (self.once and time.monotonic() > deadline):
+        if self._gives_up(deadline):
             raise error
         self._source_trouble = error
         self.watch(self._progress())
         self._stop.wait(RETRY_SECONDS)
+
+    def _gives_up(self, deadline: float) -> bool:
+        return self._stop_asked or (self.once and time.monotonic() > deadline)
 
     def _run_spark(self, lock: HomeLock) -> None:
         self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id, is_behind=lambda: self._unread > 0)
@@ -186,7 +213,7 @@ class Pipeline:
         journal = self._job.journal
         self._closer.close_due(journal)
         if self._closer.anything_late(journal):
-            self._job.round_off(to_us(datetime.now(UTC)))
+            self._job.round_off(to_us(self._clock()))
         keep_up(journal, self.home, self._closer, run=self.run_id)
         deliver(self.home)
         publish_rejections(self.home, dead_letters(self.home))
@@ -210,6 +237,8 @@ class Pipeline:
                     raise
                 self._waits_for(error, silent_since)
                 continue
+            if not billed and self.once and self._job.held:
+                return  # all that may be billed now is
             if not billed:
                 self._stop.wait(WAIT_SECONDS)
                 self._tick_if_silent()
@@ -219,12 +248,14 @@ class Pipeline:
 
     def _bill_next(self) -> bool:
         """Bill what waits in the log; False if that is nothing."""
-        portion = self._job.source.next(self._job.positions)
+        portion = self._job.next()
         if portion is None:
             return False
         try:
             self._bill(portion)
             self._out_of_turn = 0
+        except HeldBack:
+            self.watch(self._progress())
         except Fenced:
             if not self._claim.is_ours():
                 raise
@@ -264,7 +295,7 @@ class Pipeline:
         silence = self.home["pipeline.silent_clock"]
         if self.once or silence is None or time.monotonic() - self._quiet_since < silence.total_seconds():
             return
-        record = self._job.tick(to_us(datetime.now(UTC)))
+        record = self._job.tick(to_us(self._clock()))
         self._quiet_since = time.monotonic()
         if record is not None:
             self._batches += 1
@@ -312,8 +343,9 @@ class Pipeline:
         )
 
     def _trouble(self) -> OpentabError | None:
-        if self._source_trouble is not None:
-            return self._source_trouble
+        held_back = self._job.trouble()
+        if self._source_trouble is not None or held_back is not None:
+            return self._source_trouble or held_back
         behind = [part for part in (self._upkeep, self._delivery) if part is not None]
         return next((part.trouble for part in behind if part.trouble is not None), None)
 
@@ -340,10 +372,11 @@ class Pipeline:
 
     def _write_heartbeat(self) -> None:
         try:
-            now_us = to_us(datetime.now(UTC))
+            now_us = to_us(self._clock())
             caught_up = self._count_unread() and self._unread == 0
             if caught_up:
                 self._caught_up_us = now_us
+            trouble = self._job.trouble()
             heartbeat = Heartbeat(
                 at_us=now_us,
                 run=self.run_id,
@@ -355,6 +388,8 @@ class Pipeline:
                 unread_segments=self._unread,
                 unread_unit=self._job.source.unit,
                 invoices_position=self._closer.position,
+                held_back=len(self._job.held),
+                trouble=None if trouble is None else str(trouble),
             )
             write_heartbeat(self.home.ledger, heartbeat)
         except OSError:

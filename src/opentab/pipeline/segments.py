@@ -5,6 +5,7 @@ A job of Spark's costs some hundredths of a second, however small; a few thousan
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from heapq import merge
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opentab.config import Home
+from opentab.errors import LogError
 from opentab.log.directory import NAME_PATTERN, DirectoryLog, Waiting
 from opentab.log.segment import parse_segment
 from opentab.pipeline.chunk import Chunk, SegmentChunk
-from opentab.pipeline.source import EVENT_BYTES_MIN, OutOfTurn, Positions
+from opentab.pipeline.source import EVENT_BYTES_MIN, NOWHERE, OutOfTurn, Positions, replaced
 from opentab.pipeline.task import Order, Report, bill_chunks, joined, row_of, unpacked
 
 if TYPE_CHECKING:
@@ -34,14 +36,30 @@ class DirectorySource:
         self._batch_events_max: int = home["pipeline.batch_events_max"]
         self._local_bytes_max: int = home["pipeline.local_bytes_max"]
         self._shares_disk = home.tasks_are_here
+        self._log_id: str | None = None  # known once it is open
 
     def open(self, positions: Positions) -> None:
         """Bring back what the journal has not, archive what it has, and tidy up."""
-        self.log.create()
+        self._log_id = self.log.make_id()
+        self._check_loss(positions)
         self.log.restore(dict(positions))
         self.release(positions)
         self.log.sweep_aside()
         self.log.restamp()
+
+    def _check_loss(self, positions: Positions) -> None:
+        """Raise if a partition ends before the journal: its next segments would get numbers that were billed already.
+
+        The newest segment of a partition is never archived, so the incoming ones tell where it ends.
+        """
+        ends = self.ends()
+        for name, position in positions.items():
+            if ends.get(name, 0) < position:
+                raise LogError(
+                    f"log partition {name!r} in {self.log.path} ends at segment {ends.get(name, 0)}, "
+                    f"the journal is at {position}",
+                    hint="restore the log directory from a newer backup",
+                )
 
     def ends(self) -> dict[str, int]:
         return {name: numbers[-1] for name, numbers in self.log.pending().items()}
@@ -49,15 +67,21 @@ class DirectorySource:
     def unread(self, positions: Positions) -> int:
         return sum(len(numbers) for numbers in self.log.unread(dict(positions)).values())
 
-    def next(self, positions: Positions) -> SegmentPortion | None:
-        segments = next_segments(self.log, positions, batch_events_max=self._batch_events_max)
+    def next(self, positions: Positions, upto: Positions = NOWHERE) -> SegmentPortion | None:
+        segments = next_segments(self.log, positions, upto, batch_events_max=self._batch_events_max)
         if not segments:
             return None
+        if self._log_id is not None and self.log.find_id() != self._log_id:
+            raise replaced(self.log)
         is_small = sum(segment.size for segment in segments) <= self._local_bytes_max
         return SegmentPortion(self.log, segments, positions, is_small=is_small, shares_disk=self._shares_disk)
 
-    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
-        return self.log.has_unread(partition, number, upto_us)
+    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
+        stamp_us = self.log.stamp_after(partition, number)
+        return None if stamp_us is None else (number + 1, stamp_us)
+
+    def last_stamps(self) -> dict[str, tuple[int, int]]:
+        return self.log.last_stamps()
 
     def release(self, positions: Positions) -> None:
         self.log.archive_upto(dict(positions))
@@ -118,18 +142,24 @@ class SegmentPortion:
         }
         return [found[place] for place in places]
 
-    def _datas(self, names: Iterable[str]) -> list[bytes]:
-        """The segments themselves: where executors have other disks, they are sent."""
-        return [self._log.path_of(*place_of(name)).read_bytes() for name in names]
+    def _datas(self, names: Iterable[str]) -> list[tuple[str, bytes]]:
+        """The segments themselves, by name: where executors have other disks, they are sent."""
+        return [(name, self._log.path_of(*place_of(name)).read_bytes()) for name in names]
 
 
-def next_segments(log: DirectoryLog, positions: Positions, *, batch_events_max: int) -> list[Waiting]:
+def next_segments(
+    log: DirectoryLog, positions: Positions, upto: Positions = NOWHERE, *, batch_events_max: int
+) -> list[Waiting]:
     """The oldest segments that the journal has not, of all partitions, and at least one if there is any.
 
     They are bounded in bytes: no event that can be billed is shorter than EVENT_BYTES_MIN.
     """
-    waiting = merge(*log.waiting(dict(positions)).values(), key=lambda segment: segment.arrived_ns)
-    segments = list(waiting)
+    waiting = [
+        [segment for segment in segments if segment.number <= upto.get(partition, segment.number)]
+        for partition, segments in log.waiting(dict(positions)).items()
+    ]
+    now_ns = time.time_ns()  # a stamp from the future, which a restart made good, waits no longer than what is new
+    segments = list(merge(*waiting, key=lambda segment: min(segment.arrived_ns, now_ns)))
     bytes_max = batch_events_max * EVENT_BYTES_MIN
     sizes = accumulate(segment.size for segment in segments)
     fitting = sum(1 for size in sizes if size <= bytes_max)
@@ -169,8 +199,8 @@ def bill_share(names: Iterable[str], log_path: Path, order: Order) -> tuple[byte
     return row_of(bill_names(log_path, names, order))
 
 
-def bill_datas(datas: Iterable[bytes], order: Order) -> tuple[bytes]:
-    """The same for segments that come as they are."""
-    chunks: list[Chunk] = [SegmentChunk(parse_segment(data)) for data in datas]
+def bill_datas(datas: Iterable[tuple[str, bytes]], order: Order) -> tuple[bytes]:
+    """The same for segments that come as they are, each with its name."""
+    chunks: list[Chunk] = [SegmentChunk(parse_segment(data, Path(name))) for name, data in datas]
     chunks.sort(key=lambda chunk: (chunk.partition, chunk.first))
     return row_of(bill_chunks(chunks, order))

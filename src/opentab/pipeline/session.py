@@ -58,6 +58,8 @@ SETTINGS = {
     # Many small files make few tasks, not one task each.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
+    # A closing's tasks read the ledger's own files, whose pages have checksums.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A closing's tasks and the stream's take turns.
     "spark.scheduler.mode": "FAIR",
     "spark.python.worker.reuse": "true",

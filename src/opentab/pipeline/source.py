@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from opentab.config import Home
+from opentab.errors import LogMismatch
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
 from opentab.pipeline.task import Order, Report
@@ -14,7 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Positions = Mapping[str, int]  # the number of the last segment or message in the journal, by partition
+NOWHERE: Positions = {}
 EVENT_BYTES_MIN = 48  # {"time":1,"customer":"a","type":"A","amount":1} and its newline
+
+
+def replaced(log: object) -> LogMismatch:
+    """What to say where another log stands in the place of the one that this pipeline began to read."""
+    return LogMismatch(
+        f"{log} is not the log any more that this pipeline began to read",
+        hint="start again: opentab run says which log the ledger is billed from",
+    )
 
 
 class OutOfTurn(Exception):
@@ -60,12 +70,16 @@ class Source(Protocol):
         """How many lie behind these positions; raises where that cannot be told."""
         ...
 
-    def next(self, positions: Positions) -> Portion | None:
-        """What the next batch takes; None if there is nothing."""
+    def next(self, positions: Positions, upto: Positions = NOWHERE) -> Portion | None:
+        """What the next batch takes, of some partitions up to a number at most; None if there is nothing."""
         ...
 
-    def has_unread(self, partition: str, number: int, upto_us: int) -> bool:
-        """Whether there is one after `number` that had arrived at `upto_us`."""
+    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
+        """The number and the arrival stamp of the next one after `number`; None if there is none yet."""
+        ...
+
+    def last_stamps(self) -> dict[str, tuple[int, int]]:
+        """The number and the arrival stamp of the one that was stamped latest, by partition."""
         ...
 
     def release(self, positions: Positions) -> None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opentab.events import Rules
-from opentab.ledger.files import StagedFile, read_back, stage
+from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, stage_run
 from opentab.memory import keep_modules
@@ -31,7 +31,7 @@ from opentab.pipeline.form import BLOCK_LINES
 from opentab.pipeline.once import settle
 from opentab.pipeline.tally import exact_sum, tally
 from opentab.place import Place
-from opentab.records import REJECTION
+from opentab.records import ENTRY, REJECTION, ClockRestart
 from opentab.texts import Texts
 
 REPORT_COLUMN = "report"
@@ -51,7 +51,8 @@ class Order(msgspec.Struct, frozen=True):
     late_before_day: int | None = None  # days of months that are closed already; None: no month is
     runs: list[Run] = []  # what was seen before
     forgotten_us: int | None = None
-    tasks_are_here: bool = False  # on the driver's machine, with the journal on its disk
+    restarts: list[ClockRestart] = []  # of the arrival clock
+    arrived_us_max: int = 2**63 - 1  # what is stamped later is not billed yet
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -80,6 +81,7 @@ class Report(msgspec.Struct, frozen=True):
     duplicates: int = 0
     without_id: int = 0
     refused_reversals: list[tuple[int, int]] = []  # the keys of their own
+    ahead: dict[str, tuple[int, int]] = {}  # by partition, number and stamp of the first that is stamped too late
 
 
 def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
@@ -96,15 +98,15 @@ def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
 
 
 def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
-    """Bill some lines of the log."""
+    """Bill some lines of the log; where some are stamped too late, only say which."""
     work = _Work(order)
     started = time.perf_counter()
     for chunk in chunks:
         work.seconds["reading"] += time.perf_counter() - started
-        work.take(chunk)
+        work.take(chunk.trusting(order.restarts) if order.restarts else chunk)
         started = time.perf_counter()
     work.seconds["reading"] += time.perf_counter() - started
-    return work.finish()
+    return work.nothing() if work.ahead else work.finish()
 
 
 def row_of(report: Report) -> tuple[bytes]:
@@ -131,6 +133,7 @@ class _Work:
         self.duplicates = self.without_id = 0
         self.refused_reversals: list[tuple[int, int]] = []
         self.taken: dict[str, Taken] = {}
+        self.ahead: dict[str, tuple[int, int]] = {}
         self.waiting: dict[str, list[Chunk]] = {}
         self.rejections: Counter[str] = Counter()
         self.rejection_rows: list[tuple[str, str, bytes, str, int]] = []
@@ -144,6 +147,12 @@ class _Work:
             return
         before = self.taken.get(chunk.partition) or Taken([], None, 0, 0)
         first_us, last_us = int(chunk.arrived_us.min()), int(chunk.arrived_us.max())
+        if last_us > self.order.arrived_us_max:
+            at = int(np.flatnonzero(chunk.arrived_us > self.order.arrived_us_max)[0])
+            found = (chunk.position(at), int(chunk.arrived_us[at]))
+            self.ahead[chunk.partition] = min(found, self.ahead.get(chunk.partition, found))
+        if self.ahead:
+            return  # none of it will be committed
         self.taken[chunk.partition] = Taken(
             ranges=joined([*before.ranges, (chunk.first, chunk.last)]),
             latest_us=before.latest_us,
@@ -208,7 +217,8 @@ class _Work:
         read_count = read_sum = 0
         if entries.num_rows:
             file = self._stage("entry", entries)
-            columns = read_back(self.journal, file, ["event_count", "amount_micros"])
+            place = self.journal / file.path
+            columns = read_table(place, ENTRY, file.rows, ["event_count", "amount_micros"], use_threads=False)
             read_count = pc.sum(columns["event_count"]).as_py()
             read_sum = sum(exact_sum(chunk.to_numpy()) for chunk in columns["amount_micros"].chunks)
         if self.rejection_rows:
@@ -232,6 +242,10 @@ class _Work:
             refused_reversals=self.refused_reversals,
         )
 
+    def nothing(self) -> Report:
+        """The report of a share that cannot be billed as it is."""
+        return Report([], {}, 0, "0", 0, 0, "0", {}, self.seconds, ahead=self.ahead)
+
     def _count_once(self) -> list[Decoded]:
         """The events that count. Repeats are counted as such, conflicts rejected, and what was seen is staged."""
         asked = [Asked(decoded, chunks) for decoded, chunks in self.decoded]
@@ -243,6 +257,7 @@ class _Work:
             batch=self.order.batch,
             window_us=self.order.rules.dedupe_us,
             forgotten_us=self.order.forgotten_us,
+            restarts=self.order.restarts,
         )
         verdicts = verdicts_of(asked, settled)
         counted = []

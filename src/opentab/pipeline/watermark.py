@@ -87,9 +87,12 @@ def forgotten_after(before: BatchRecord | None, partitions: Mapping[str, Partiti
     return max(known, default=None)
 
 
-def newest_after(partitions: Mapping[str, PartitionState]) -> int | None:
-    """The newest event time that has counted; its period is the current one."""
-    return max((s.latest_us for s in partitions.values() if s.latest_us is not None), default=None)
+def newest_after(before: BatchRecord | None, partitions: Mapping[str, PartitionState]) -> int | None:
+    """The newest event time that has counted; its period is the current one. A move to another log keeps it."""
+    known = [state.latest_us for state in partitions.values() if state.latest_us is not None]
+    if before is not None and before.newest_us is not None:
+        known.append(before.newest_us)
+    return max(known, default=None)
 
 
 def _latest(state: PartitionState | None) -> int | None:

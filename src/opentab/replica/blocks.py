@@ -1,12 +1,18 @@
 """The customers of each period, some dozen neighbours in one value of the store.
 
 Where many customers are touched, what a store asks for each key is most of the work; a block asks it once. The key of
-a block is its period and the last name that may stand in it; nothing is behind the last block of a period. A block
+a block is its period and the last name that may stand in it; nothing is after the last block of a period. A block
 holds
 
-    how many rows, how many columns, whether they are wide  |  the rows  |  the names, a byte 0 around each
+    the rows
+    the last name of the block before it, then the names, a byte 0 after each
+    a checksum of each row
+    how many rows, how many columns, whether they are wide
+    a checksum of the key and of all but the rows
 
-in the order of the names.
+in the order of the names. A read of one customer checks the last checksum and the one of the customer's row: to check
+all rows of a block would take as long as the rest of the read. The name before tells a customer that has no row from
+one whose block was not found: a damaged B-tree page may lead to another block.
 """
 
 from __future__ import annotations
@@ -14,44 +20,60 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab.errors import ReplicaDamaged
 from opentab.replica import row
+from opentab.replica.checksum import CHECKSUM_BYTES, RESIDUE, damaged, sealed
 from opentab.replica.names import Listed, evenly, merge
-from opentab.replica.row import Rows
-from opentab.replica.store import Buffer, Change, Snapshot
+from opentab.replica.row import Checksums, Rows
+from opentab.replica.store import BLOCKS, KEY_BYTES_MAX, Buffer, Change, Snapshot
 from opentab.replica.wide import micros_of
 from opentab.texts import Texts
 
-TABLE = "customers"
+TABLE = BLOCKS
 BLOCK = 128  # customers, when one is cut
 BLOCK_MAX = 256
 END = b"\xff"  # no name holds it, and all are before it
 BETWEEN = b"\0"  # no name holds it
-HEADER = struct.Struct("<IHH")  # eight bytes, so that the rows behind it lie evenly
+SHAPE = struct.Struct("<IHH")
+SUM = struct.Struct("<I")
+END_BYTES = SHAPE.size + CHECKSUM_BYTES
 
 Row = tuple[list[tuple[int, int]], int]  # micros and events of each column, and the latest event time of all
 
 
 def find(snapshot: Snapshot, period: bytes, name: bytes) -> Row | None:
     """The row of one customer."""
-    found = snapshot.first(TABLE, period + name, prefix=period)
+    if len(period) + len(name) > KEY_BYTES_MAX or BETWEEN in name:
+        return None  # nobody can have such a name
+    found = snapshot.first_block(period + name, prefix=period)
     if found is None:
+        # The last block of a period takes any name.
+        if snapshot.get("periods", period) is not None:
+            raise damaged(f"the customers of {period!r} are not found")
         return None
-    block = found[1]
-    count, columns, is_wide = HEADER.unpack_from(block)
-    size = 8 * row.width(columns, is_wide=is_wide)
-    names = bytes(block[HEADER.size + count * size :])
-    at = names.find(BETWEEN + name + BETWEEN)
+    key, block = found
+    customers, columns, is_wide, size = _shape(key, block)
+    rest = bytes(block[customers * size :])
+    sums_at = len(rest) - END_BYTES - CHECKSUM_BYTES * customers
+    if sums_at <= 0 or crc32(rest, crc32(key)) != RESIDUE:
+        raise damaged(f"the block {key!r} does not match its checksum")
+    at = rest.find(BETWEEN + name + BETWEEN, 0, sums_at)
     if at < 0:
+        _check_range(key, rest[: rest.index(BETWEEN)], name)
         return None
-    return row.read_row(block, HEADER.size + names.count(BETWEEN, 0, at) * size, columns, is_wide=is_wide)
+    index = rest.count(BETWEEN, 0, at)
+    (wanted,) = SUM.unpack_from(rest, sums_at + CHECKSUM_BYTES * index)
+    if row.checksum_of(block, index * size, size // 8) != wanted:
+        raise damaged(f"a row of the block {key!r} does not match its checksum")
+    return row.read_row(block, index * size, columns, is_wide=bool(is_wide))
 
 
 def scan(
@@ -59,8 +81,7 @@ def scan(
 ) -> Iterator[tuple[bytes, Row]]:
     """The customers of a period whose names begin with a prefix, in order; `after` leaves out all up to that name."""
     start = prefix if after is None else max(prefix, after)
-    for _, value in snapshot.scan(TABLE, period, start=period + start):
-        block = Block.read(value)
+    for block in _blocks(snapshot, period, start):
         names, rows = block.names(), block.rows()
         for index in range(0 if after is None else bisect_right(names, after), len(names)):
             name = names[index]
@@ -72,18 +93,14 @@ def scan(
 
 def totals(snapshot: Snapshot, period: bytes) -> Iterator[tuple[bytes, int]]:
     """Every customer of a period with the total, in order."""
-    for _, value in snapshot.scan(TABLE, period):
-        block = Block.read(value)
+    for block in _blocks(snapshot, period):
         for name, total in zip(block.names(), block.rows().totals(), strict=True):
             yield name, micros_of(total)
 
 
-def sum_of(value: bytes) -> tuple[int, int]:
-    """Micros and events of all customers of a block; raises ReplicaDamaged where names or rows are missing."""
-    block = Block.read(value)
-    if bytes(block.text).count(BETWEEN) != block.customers:
-        raise ReplicaDamaged(f"a block of {block.customers} customers does not have the name of each")
-    rows = block.rows()
+def sum_of(key: bytes, value: bytes) -> tuple[int, int]:
+    """Micros and events of all customers of a block; raises ReplicaDamaged where it is not whole."""
+    rows = Block.read(key, value).rows()
     return sum(map(micros_of, rows.totals())), int(rows.events().sum())
 
 
@@ -94,22 +111,30 @@ def add(change: Change, period: bytes, names: pa.Array, added: Rows) -> tuple[Ro
     """
     touched = _touched(change, period, Listed(names), added.columns)
     known = _names([block.text for _, block, _ in touched])
-    rows = _side_by_side([block for _, block, _ in touched], added.columns)
+    rows, sums = _side_by_side([block for _, block, _ in touched], added.columns)
     merged = merge(known, _ended(names))
     count = len(merged.names)
     if count > len(known):
-        table = rows.spread(merged.known_at, count)
+        table, old_sums = rows.spread(merged.known_at, count), sums
+        sums = np.repeat(row.checksums(rows.blank(1, rows.columns, is_wide=rows.is_wide).words), count)
+        sums[merged.known_at] = old_sums
     else:
         table = rows
-    now = row.added(table.at(merged.new_at), added)
-    if now.is_wide:
+    # Rows that are not touched keep their checksums, right or wrong: whoever reads them checks.
+    before = table.at(merged.new_at)
+    _check_rows(before, sums[merged.new_at])
+    now = row.added(before, added)
+    if now.is_wide and not table.is_wide:
+        _check_rows(table, sums)
         table = table.widened()
+        sums = row.checksums(table.words)
     table.put(merged.new_at, now)
+    sums[merged.new_at] = row.checksums(table.at(merged.new_at).words)
     # A block begins with the first of its rows that were there, or with the first of the new ones before it.
     firsts = np.cumsum([(0, 0), *((block.customers, own) for _, block, own in touched)], axis=0)[:-1]
     bounds = np.minimum(np.append(merged.known_at, count)[firsts[:, 0]], merged.new_at[firsts[:, 1]]).tolist()
-    keys = [key for key, _, _ in touched]
-    change.put(TABLE, list(_cut(period, keys, [*bounds, count], table, merged.names)))
+    keys = [(key, block.before) for key, block, _ in touched]
+    change.put_blocks(list(_cut(period, keys, [*bounds, count], (table, sums), merged.names)))
     return now, count - len(known)
 
 
@@ -121,32 +146,78 @@ class Block(NamedTuple):
     is_wide: bool
     words: memoryview  # of their rows
     text: memoryview  # each name with the byte behind it
+    before: bytes  # the last name of the block before it
+    sums: memoryview  # the checksum of each row
 
     @classmethod
-    def read(cls, value: Buffer) -> Block:
-        if len(value) >= HEADER.size:
-            count, columns, is_wide = HEADER.unpack_from(value)
-            past = HEADER.size + 8 * count * row.width(columns, is_wide=is_wide)
-            if len(value) > past:
-                view = memoryview(value)
-                return cls(count, columns, bool(is_wide), view[HEADER.size : past], view[past + len(BETWEEN) :])
-        raise ReplicaDamaged(f"a block of {len(value)} bytes cannot be read")
+    def read(cls, key: bytes, value: Buffer) -> Block:
+        """A block, of which all is checked but the rows."""
+        customers, columns, is_wide, size = _shape(key, value)
+        past, sums_at = customers * size, len(value) - END_BYTES - CHECKSUM_BYTES * customers
+        view = memoryview(value)
+        text = bytes(view[past:sums_at])
+        if past >= sums_at or crc32(view[past:], crc32(key)) != RESIDUE:
+            raise damaged(f"the block {key!r} does not match its checksum")
+        names_at = text.index(BETWEEN) + len(BETWEEN)
+        names, before = memoryview(text)[names_at:], text[: names_at - len(BETWEEN)]
+        return cls(customers, columns, bool(is_wide), view[:past], names, before, view[sums_at:-END_BYTES])
 
     def names(self) -> list[bytes]:
         return bytes(self.text[: -len(BETWEEN)]).split(BETWEEN)
 
     def rows(self) -> Rows:
-        return Rows.read(self.words, self.columns, is_wide=self.is_wide)
+        """The rows, checked."""
+        rows = Rows.read(self.words, self.columns, is_wide=self.is_wide)
+        _check_rows(rows, np.frombuffer(self.sums, np.uint32))
+        return rows
+
+
+def _check_rows(rows: Rows, sums: Checksums) -> None:
+    if (row.checksums(rows.words) != sums).any():
+        raise damaged("rows of customers do not match their checksums")
+
+
+def _shape(key: bytes, block: Buffer) -> tuple[int, int, int, int]:
+    """How many customers and columns a block has, whether it is wide, and how many bytes a row has. Not checked."""
+    if len(block) < END_BYTES:
+        raise damaged(f"the block {key!r} has {len(block)} bytes")
+    customers, columns, is_wide = SHAPE.unpack_from(block, len(block) - END_BYTES)
+    return customers, columns, is_wide, row.size(columns, is_wide)
+
+
+def _check_range(key: bytes, before: bytes, name: bytes) -> None:
+    """Raise ReplicaDamaged unless a name, if there were one, would stand in this block."""
+    if before and name <= before:
+        raise damaged(f"the block {key!r} is found in place of an earlier one, for {name!r}")
+
+
+def _blocks(snapshot: Snapshot, period: bytes, start: bytes = b"") -> Iterator[Block]:
+    """The blocks of a period from the one on that a name belongs to: each follows the one before it, up to the last."""
+    last: bytes | None = None
+    for key, value in snapshot.scan_blocks(period, start=period + start):
+        block = Block.read(key, value)
+        if last is None:
+            _check_range(key, block.before, start)
+        elif block.before != last:
+            raise damaged(f"no block of {period!r} stands between {last!r} and {block.before!r}")
+        last = key[len(period) :]
+        yield block
+    if last is not None and last != END:
+        raise damaged(f"no block of {period!r} follows {last!r}")
 
 
 def _touched(change: Change, period: bytes, names: Listed, columns: int) -> list[tuple[bytes, Block, int]]:
     """The blocks that some names belong to, each with its key and how many of the names."""
     found, at = [], 0
-    empty = Block(0, columns, False, memoryview(b""), memoryview(b""))
-    first = change.finder(TABLE, prefix=period)
+    nothing = memoryview(b"")
+    empty = Block(0, columns, False, nothing, nothing, b"", nothing)
+    first = partial(change.first_block, prefix=period)
+    if len(names) and first(period + END) is None and first(period) is not None:
+        raise damaged(f"the last block of {period!r} is not found")
     while at < len(names):
         known = first(period + names[at])
-        key, block = (known[0], Block.read(known[1])) if known else (period + END, empty)
+        key, block = (known[0], Block.read(*known)) if known else (period + END, empty)
+        _check_range(key, block.before, names[at])
         last, near = key[len(period) :], min(at + BLOCK_MAX, len(names))
         past = bisect_right(names, last, at, near)
         if past == near:  # many new ones
@@ -175,30 +246,42 @@ def _ended(names: pa.Array) -> pa.Array:
     return evenly(ended)
 
 
-def _side_by_side(blocks: Sequence[Block], columns: int) -> Rows:
-    """Rows of blocks in one piece, all of one form."""
-    words = [block.words for block in blocks]
+def _side_by_side(blocks: Sequence[Block], columns: int) -> tuple[Rows, Checksums]:
+    """Rows of blocks in one piece, all of one form, and the checksum of each."""
     is_wide = any(block.is_wide for block in blocks)
     if is_wide or any(block.columns != columns for block in blocks):
         parts = [block.rows().with_columns(columns) for block in blocks]
         words = [(part.widened() if is_wide else part).words.data for part in parts]
-    return Rows.read(memoryview(bytearray().join(words)), columns, is_wide=is_wide)
+        rows = Rows.read(memoryview(bytearray().join(words)), columns, is_wide=is_wide)
+        return rows, row.checksums(rows.words)
+    rows = Rows.read(memoryview(bytearray().join([block.words for block in blocks])), columns, is_wide=False)
+    return rows, np.frombuffer(bytearray().join([block.sums for block in blocks]), np.uint32)
 
 
 def _cut(
-    period: bytes, keys: Sequence[bytes], bounds: Sequence[int], table: Rows, names: pa.Array
+    period: bytes,
+    keys: Sequence[tuple[bytes, bytes]],
+    bounds: Sequence[int],
+    checked: tuple[Rows, Checksums],
+    names: pa.Array,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Blocks to be written; one that has become too large is cut, and its last part keeps the key."""
+    """Blocks to be written; one that has become too large is cut, and its last part keeps the key.
+
+    With each key comes the last name of the block before it.
+    """
+    table, sums = checked
     past = np.frombuffer(names.buffers()[1], np.int32)  # and not as a list: few of them are needed
     text, words, size = memoryview(names.buffers()[2]), table.words.data.cast("B"), table.words.strides[0]
-    for key, (first, end) in zip(keys, pairwise(bounds), strict=True):
+    for (key, before), (first, end) in zip(keys, pairwise(bounds), strict=True):
         parts = -(-(end - first) // BLOCK) if end - first > BLOCK_MAX else 1
         cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
         for begin, stop in pairwise(cuts):
             own = key if stop == end else period + bytes(text[past[stop - 1] : past[stop] - 1])
-            rows, is_wide = words[begin * size : stop * size], table.is_wide
+            rows, is_wide, own_sums = words[begin * size : stop * size], table.is_wide, sums[begin:stop]
             if is_wide:  # as a whole, which need not be so of its parts
                 part = table.at(slice(begin, stop)).packed()
-                rows, is_wide = part.words.data.cast("B"), part.is_wide
-            header = HEADER.pack(stop - begin, table.columns, is_wide)
-            yield own, b"".join((header, rows, BETWEEN, text[past[begin] : past[stop]]))
+                rows, is_wide, own_sums = part.words.data.cast("B"), part.is_wide, row.checksums(part.words)
+            shape = SHAPE.pack(stop - begin, table.columns, is_wide)
+            rest = b"".join((before, BETWEEN, text[past[begin] : past[stop]], own_sums.tobytes(), shape))
+            yield own, b"".join((rows, sealed(own, rest)))
+            before = own[len(period) :]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from opentab.errors import ReplicaMismatch
 from opentab.ledger.billed import different, months_of_days
 from opentab.ledger.rows import Ints, Rows
+from opentab.ledger.sums import BatchSums, check_batches
 from opentab.periods import Period, day_of_number, period_of_month
 from opentab.records import BatchRecord
 from opentab.replica import blocks, row
@@ -186,21 +187,25 @@ def _summed(rows: Rows, months: tuple[Ints, Ints], type_at: Ints, types: int) ->
 
 
 class Tally:
-    """What each batch comes to, to be held against its record."""
+    """What the entries of each batch come to, to be compared with its record."""
 
     def __init__(self, after: int, upto: int) -> None:
         self._after = after
         self._sums = Sums(upto - after)
+        self._rows = np.zeros(upto - after, np.int64)
 
     def add(self, rows: Rows) -> None:
-        self._sums.add(rows.batch - self._after - 1, rows.low, rows.high, rows.events, rows.last_us)
+        at = rows.batch - self._after - 1
+        self._sums.add(at, rows.low, rows.high, rows.events, rows.last_us)
+        self._rows += np.bincount(at, minlength=len(self._rows))
 
     def check(self, records: Iterable[BatchRecord]) -> None:
         """Stop if a batch's entries are not what its record says."""
-        found = self._sums.cells()["sum"]
-        for record in records:
-            own = found[record.batch - self._after - 1]
-            _compare(f"batch {record.batch}", (micros_of(own), int(own["events"])), [record])
+        found = zip(self._rows.tolist(), self._sums.cells()["sum"], strict=True)
+        batches = enumerate(found, start=self._after + 1)
+        check_batches(
+            {batch: BatchSums(n, int(sums["events"]), micros_of(sums)) for batch, (n, sums) in batches}, records
+        )
 
 
 def check_all(fold: Fold, records: Sequence[BatchRecord]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opentab import config
 from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.errors import OpentabError, ReplicaDamaged
 from opentab.ledger.table import news_of
 from opentab.ledger.trouble import reading
 from opentab.memory import keep_memory, keep_modules
@@ -28,7 +28,8 @@ TROUBLE_SECONDS = 1.0
 def follow(home: Home, *, parent: int) -> None:
     """Fold whatever is committed, as it is committed, until the parent is gone.
 
-    In trouble it stays where it is and says why; the last state that was right goes on being read.
+    In trouble it stays where it is and says why; the last state that was right goes on being read. A copy that is
+    damaged is not read any more: it is made anew.
     """
     follower = Follower(home)
     seen: list[object] | None = None
@@ -37,10 +38,11 @@ def follow(home: Home, *, parent: int) -> None:
     poll_seconds = POLL_SECONDS if ledger.is_local else BUCKET_POLL_SECONDS
     tell_seconds = TELL_SECONDS if ledger.is_local else BUCKET_TELL_SECONDS
     while os.getppid() == parent:
-        if time.monotonic() - told > tell_seconds:
-            tell(ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
-            told = time.monotonic()
         try:
+            follower.check_reports()
+            if time.monotonic() - told > tell_seconds:
+                tell(ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
+                told = time.monotonic()
             with reading(ledger):
                 now = [news_of(ledger / table) for table in ("journal", "invoices")]
                 if now == seen:
@@ -48,6 +50,10 @@ def follow(home: Home, *, parent: int) -> None:
                     continue
                 while follower.step() is not None:
                     pass
+        except ReplicaDamaged as damage:
+            sys.stderr.write(f"opentab: {damage.fact}; it is rebuilt from the ledger\n")
+            follower.begin_anew()
+            seen = None
         except OpentabError as error:
             write_trouble(home.replica_path, str(error), now_us=time.time_ns() // 1000)
             if not error.retry_helps:

@@ -18,12 +18,14 @@ import msgspec
 
 from opentab import crash
 from opentab.config import Home
+from opentab.errors import ReplicaDamaged
 from opentab.ledger import balances
 from opentab.ledger.billed import connect, last_final_period
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rows import balance_rows, journal_rows
 from opentab.ledger.statement import read_statement, statement_texts
+from opentab.ledger.table import news_of
 from opentab.periods import Period, month_number, period_of_month
 from opentab.records import BatchRecord
 from opentab.replica import blocks, store
@@ -31,7 +33,8 @@ from opentab.replica.batches import keep_batches
 from opentab.replica.facts import Facts, facts_of, issued
 from opentab.replica.fold import Fold, Tally, check_all
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
-from opentab.replica.wide import read_cell
+from opentab.replica.trouble import clear_damage, reported_damage
+from opentab.replica.wide import read_cell, sum_micros
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
 PIECE_ROWS = 2_000_000  # of them at a time in memory
@@ -60,9 +63,28 @@ class Follower:
         if not is_whole(self.path):
             store.remove(self.path)
         self.store = Store(self.path, writable=True)
+        self._invoices: Invoices | None = None
+        self._invoices_news: object = None
+        self._inode = inode_of(self.path)
 
     def close(self) -> None:
         self.store.close()
+
+    def begin_anew(self) -> None:
+        """Throw a damaged copy away. The next step makes another one from the ledger."""
+        self.store.close()
+        store.remove(self.path)
+        self.store = Store(self.path, writable=True)
+        self._inode = inode_of(self.path)
+
+    def check_reports(self) -> None:
+        """Raise ReplicaDamaged if a reader has found this copy to be damaged."""
+        damage = reported_damage(self.path)
+        if damage is None:
+            return
+        if damage.inode == self._inode:
+            raise ReplicaDamaged(damage.text)
+        clear_damage(self.path)
 
     @property
     def position(self) -> int:
@@ -74,10 +96,12 @@ class Follower:
     def step(self) -> Step | None:
         """Fold what the ledger has and the replica has not; None if that is nothing."""
         journal = Journal.open(self.home.ledger, self.home.identity)
-        if journal is None:
-            return None
         with self.store.read() as snapshot:
             meta = snapshot.meta()
+        if journal is None:
+            if meta is None:
+                self._begin_empty()
+            return None
         if meta is None or meta.position > journal.position:
             return self._rebuild(journal)
         # The last batch that was folded comes along: it decides what is late in the next one.
@@ -86,7 +110,7 @@ class Follower:
             return self._rebuild(journal)
         new = _next_step([record for record in records if record.batch > meta.position])
         upto = new[-1].batch if new else meta.position
-        invoices = Invoices.open(self.home.ledger)
+        invoices = self._latest_invoices()
         if not new and (invoices is None or min(invoices.position, upto) <= meta.invoices_position):
             return None
         began = time.perf_counter()
@@ -102,6 +126,21 @@ class Follower:
         crash.moment("folded")
         return Step(upto, upto - meta.position, fold.rows, count)
 
+    def _latest_invoices(self) -> Invoices | None:
+        """The invoices as they are now. Their log is long, so they are opened only when it has changed."""
+        news = news_of(self.home.ledger / "invoices")
+        if self._invoices is None or news != self._invoices_news:
+            self._invoices, self._invoices_news = Invoices.open(self.home.ledger), news
+        return self._invoices
+
+    def _begin_empty(self) -> None:
+        """Say that there is nothing yet. A copy that says nothing at all is still being made, and is not read."""
+        with self.store.write() as change:
+            change.set_meta(self._blank())
+
+    def _blank(self) -> Meta:
+        return Meta(0, 0, "", self.home.identity, None, list(self.home["billing.types"]), "", {})
+
     def _rebuild(self, journal: Journal) -> Step:
         """Begin anew, from the balances."""
         snapshot = balances.latest(self.home.ledger)
@@ -111,12 +150,12 @@ class Follower:
         began = time.perf_counter()
         with self.store.write() as change:
             change.clear()
-            blank = Meta(0, 0, "", self.home.identity, None, list(self.home["billing.types"]), "", {})
+            blank = self._blank()
             fold = Fold(change, blank.types)
             if records:
                 self._fold_balances(fold, journal, snapshot, records)
                 check_all(fold, records)
-            count = self._finish(change, blank, records, fold, Invoices.open(self.home.ledger), began)
+            count = self._finish(change, blank, records, fold, self._latest_invoices(), began)
         crash.moment("folded")
         return Step(snapshot.batch, 0, fold.rows, count, rebuilt=True)
 
@@ -124,13 +163,20 @@ class Follower:
         self, fold: Fold, journal: Journal, snapshot: balances.Snapshot, records: Sequence[BatchRecord]
     ) -> None:
         """Fold a snapshot, and what was final by then: that is in the journal alone."""
+        micros = events = 0
         for rows in balance_rows(snapshot.rows, rows_max=PIECE_ROWS):
+            micros += sum_micros(rows.low, rows.high)
+            events += int(rows.events.sum())
             fold.add(rows)
+        snapshot.check(fold.rows, events, micros)
         last_final = last_final_period(records[-1], self.home.calendar)
         if last_final is None:
             return
+        tally = Tally(0, records[-1].batch)
         for rows in journal_rows(journal, self.home.calendar, records, after=0, rows_max=PIECE_ROWS):
+            tally.add(rows)
             fold.add(rows.where(rows.month <= month_number(last_final)))
+        tally.check(records)
 
     def _finish(
         self,
@@ -218,9 +264,14 @@ def invoice_key(text: str) -> bytes:
     return f"{statement.period}{statement.customer}{SEPARATOR}".encode() + statement.revision.to_bytes(4, "big")
 
 
+def inode_of(path: Path) -> int:
+    """Tells a copy from the ones before it."""
+    return (path / store.DATA_NAME).stat().st_ino
+
+
 def is_whole(path: Path) -> bool:
     """Whether a copy can be read from end to end and adds up. A process of its own looks: a torn file may kill it."""
-    if not (path / "data.mdb").exists():
+    if not (path / store.DATA_NAME).exists():
         return True
     probe = subprocess.run(
         [sys.executable, "-m", "opentab.replica.probe", str(path)],
@@ -250,9 +301,9 @@ def _take_out(change: Change, cold_upto: Period, fold: Fold) -> None:
     """Leave periods to the ledger: their customers, and what goes with them."""
     for table in BY_PERIOD:
         micros, events = fold.sums.get(table, (0, 0))
-        for value in change.take_out(table, cold_upto.encode()):
-            if table == "customers":
-                amount, count = blocks.sum_of(value)
+        for key, value in change.take_out(table, cold_upto.encode()):
+            if table == blocks.TABLE:
+                amount, count = blocks.sum_of(key, value)
                 micros, events = micros - amount, events - count
             elif table == "adjustments":
                 amount, count, _ = read_cell(value)

@@ -41,7 +41,7 @@ def present(ledger: Place, *, now_us: int) -> list[Presence]:
         for name in replicas.names():
             if not name.endswith(SUFFIX):
                 continue
-            with suppress(OSError, msgspec.MsgspecError):
+            with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 one = msgspec.json.decode((replicas / name).read(), type=Presence)
                 if now_us - one.at_us < FORGOTTEN_US:
                     found.append(one)

@@ -6,10 +6,12 @@ import threading
 import time
 from pathlib import Path
 
-from opentab.errors import ReplicaError
-from opentab.replica.store import Reading, Store
+from opentab.errors import ReplicaDamaged, ReplicaError
+from opentab.replica.store import DATA_NAME, Reading, Store
+from opentab.replica.trouble import report_damage
 
 LOOK_SECONDS = 0.5
+REFUSED_SECONDS_MAX = 5.0
 
 
 class Reader:
@@ -21,6 +23,7 @@ class Reader:
         self._store: Store | None = None
         self._inode: int | None = None
         self._looked = 0.0
+        self._refused: tuple[int, float] | None = None  # a copy that cannot be opened, and since when
 
     def read(self) -> Reading:
         """A view of one position; raises ReplicaError where there is nothing to read yet."""
@@ -43,10 +46,19 @@ class Reader:
 
     def _open_again(self) -> None:
         try:
-            inode = (self._path / "data.mdb").stat().st_ino
+            inode = (self._path / DATA_NAME).stat().st_ino
         except FileNotFoundError:
             return
-        if inode != self._inode:
+        if inode == self._inode:
+            return
+        try:
             # Whoever still reads the old one keeps it until it is done; then it goes with its last view.
             self._store = Store(self._path, writable=False)
             self._inode = inode
+        except ReplicaDamaged as damage:
+            # One that is just being made cannot be opened, either.
+            if self._refused is None or self._refused[0] != inode:
+                self._refused = (inode, time.monotonic())
+            elif time.monotonic() - self._refused[1] > REFUSED_SECONDS_MAX:
+                report_damage(self._path, damage.fact, inode=inode)
+            raise

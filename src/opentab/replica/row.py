@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from struct import Struct
 
 import numpy as np
@@ -21,9 +22,11 @@ from opentab.replica.wide import AMOUNT, NEVER_US, WORD, Cells, Ints, Sums, Word
 MICROS_PAST = 1 << 62
 EVENTS_PAST = 1 << 30
 _TOO_MANY = np.int64(-0x3FFFFFFF40000000)  # the two topmost bits of both counts of a word
+_BASE = 0x9E3779B97F4A7C15  # odd, and its powers differ
 _LONE = np.int64(EVENTS_PAST - 1)
 
 Lines = npt.NDArray[np.int64]
+Checksums = npt.NDArray[np.uint32]
 Index = Ints | slice
 
 
@@ -129,6 +132,29 @@ def width(columns: int, *, is_wide: bool) -> int:
     return 1 + 3 * columns if is_wide else 1 + columns + -(-columns // 2)
 
 
+@lru_cache
+def size(columns: int, is_wide: int) -> int:
+    """How many bytes a row of so many columns has."""
+    return 8 * width(columns, is_wide=bool(is_wide))
+
+
+def checksums(words: Lines) -> Checksums:
+    """The checksum of each line of words: 32 bits of a polynomial hash, words times powers of an odd number.
+
+    A flipped bit changes the 64-bit sum, for the powers are odd; 32 bits of it are the same by a chance of one in four
+    billion. It is not a CRC because numpy makes those of many rows at once, in a tenth of the time.
+    """
+    sums = words.view(np.uint64) @ np.array(_powers(words.shape[1]), np.uint64)
+    return (sums >> np.uint64(32)).astype(np.uint32)
+
+
+def checksum_of(value: Buffer, at: int, size: int) -> int:
+    """The same of the one line that begins at a byte and has so many words."""
+    line, powers = _line(size)
+    total: int = sum(map(mul, line.unpack_from(value, at), powers))
+    return (total >> 32) & 0xFFFFFFFF
+
+
 def summed(
     columns: int, begins: Ints, column: Ints, low: Words, high: Ints | None, events: Ints, last_us: Ints
 ) -> Rows:
@@ -175,6 +201,16 @@ def read_row(value: Buffer, at: int, columns: int, *, is_wide: bool) -> tuple[li
     if is_wide:
         return [(words[i + 1] * WORD + words[i], words[i + 2]) for i in range(0, len(words), 3)], last_us
     return list(zip(words[:columns], words[columns:], strict=False)), last_us
+
+
+@lru_cache
+def _powers(count: int) -> tuple[int, ...]:
+    return tuple(pow(_BASE, power, WORD) for power in range(1, count + 1))
+
+
+@lru_cache
+def _line(size: int) -> tuple[Struct, tuple[int, ...]]:
+    return Struct(f"<{size}Q"), _powers(size)
 
 
 @lru_cache

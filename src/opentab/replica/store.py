@@ -13,13 +13,17 @@ only importer of lmdb.
     tops         period                              ->  those with the largest totals
     invoices     period, customer, revision          ->  the statement as JSON
     batches      batch                               ->  a summary as JSON, of the last ones
+
+Every value ends with a checksum (checksum.py), which is checked whenever it is read; blocks have several of their own.
+What does not match, or makes LMDB itself fail, is ReplicaDamaged. Whoever reads a copy that another process writes
+reports it (trouble.py), and the writer begins anew.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
@@ -31,15 +35,19 @@ import lmdb
 import msgspec
 import numpy as np
 
-from opentab.errors import DiskFull, ReplicaDamaged, means_disk_full
+from opentab.errors import DiskFull, ReplicaDamaged, ReplicaError, means_disk_full
+from opentab.replica.checksum import damaged, opened, sealed
+from opentab.replica.trouble import report_damage
 from opentab.replica.wide import Cells, add
 
-FORMAT = 4
+FORMAT = 5
+BLOCKS = "customers"  # the table whose values have checksums of their own (blocks.py)
 SUMMED = ("customers", "adjustments", "types", "days", "periods")
 TABLES = (*SUMMED, "facts", "tops", "invoices", "batches")
 BY_PERIOD = ("customers", "adjustments", "tops", "invoices")  # what may be left to the ledger once it is final
 MAP_BYTES = 1 << 40  # address space, not disk
 READERS_MAX = 1024
+DATA_NAME = "data.mdb"
 LOCK_BYTES = 128 * 1024  # enough for so many readers
 PERIOD_BYTES = 7
 KEY_BYTES_MAX = 511
@@ -47,6 +55,15 @@ KEY_BYTES_MAX = 511
 SEPARATOR = "\x01"
 
 Buffer = bytes | memoryview
+# Errors of LMDB that say nothing about the copy itself.
+NOT_ITS_FAULT = (
+    lmdb.ReadersFullError,
+    lmdb.TlsFullError,
+    lmdb.MapResizedError,
+    lmdb.MemoryError,
+    lmdb.LockError,
+    lmdb.DiskError,
+)
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -76,6 +93,7 @@ class Store:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
+        self._writable = writable
         self._meta: tuple[int, Meta | None] | None = None
         try:
             if writable:
@@ -93,6 +111,7 @@ class Store:
             )
             self._check_size()
             self._tables = {name: self._env.open_db(name.encode(), create=writable) for name in (*TABLES, "meta")}
+            self._inode = (path / DATA_NAME).stat().st_ino
         except lmdb.Error as error:
             raise _trouble(path, error) from error
 
@@ -112,6 +131,14 @@ class Store:
         except lmdb.Error as error:
             raise _trouble(self.path, error) from error
 
+    def failed(self, error: BaseException | None) -> BaseException | None:
+        """What an error of a reader means. Damage is reported to the copy's writer, which begins anew."""
+        if isinstance(error, lmdb.Error):
+            error = _trouble(self.path, error)
+        if isinstance(error, ReplicaDamaged) and not self._writable:
+            report_damage(self.path, error.fact, inode=self._inode)
+        return error
+
     def table(self, name: str) -> lmdb._Database:
         return self._tables[name]
 
@@ -121,7 +148,7 @@ class Store:
         if known is not None and known[0] == number:
             return known[1]
         found = transaction.get(b"meta", db=self._tables["meta"])
-        meta = None if found is None else msgspec.json.decode(found, type=Meta)
+        meta = None if found is None else msgspec.json.decode(opened(b"meta", bytes(found)), type=Meta)
         self._meta = (number, meta)
         return meta
 
@@ -129,9 +156,9 @@ class Store:
         """A file that was cut short would kill whoever touches what is missing."""
         info, stat = self._env.info(), self._env.stat()
         needed = (info["last_pgno"] + 1) * stat["psize"]
-        size = (self.path / "data.mdb").stat().st_size
+        size = (self.path / DATA_NAME).stat().st_size
         if size < needed:
-            raise ReplicaDamaged(f"the replica {self.path} has {size:,} bytes of {needed:,}")
+            raise damaged(f"it has {size:,} bytes of {needed:,}")
 
 
 class Reading:
@@ -152,8 +179,9 @@ class Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._transaction.abort()
-        if isinstance(error, lmdb.Error):
-            raise _trouble(self._store.path, error) from error
+        meaning = self._store.failed(error) if error is not None else None
+        if meaning is not None and meaning is not error:
+            raise meaning from error
 
 
 class Snapshot:
@@ -162,6 +190,7 @@ class Snapshot:
     def __init__(self, store: Store, transaction: lmdb.Transaction) -> None:
         self._store = store
         self._transaction = transaction
+        self._block_cursor: lmdb.Cursor | None = None
 
     def meta(self) -> Meta | None:
         """How far the replica is; None where nothing was folded yet."""
@@ -171,33 +200,54 @@ class Snapshot:
         if len(key) > KEY_BYTES_MAX:
             return None
         value = self._transaction.get(key, db=self._store.table(table))
-        return None if value is None else bytes(value)
+        if value is not None:
+            return opened(key, bytes(value))
+        with self._transaction.cursor(db=self._store.table(table)) as cursor:
+            _check_absent(cursor, key)
+        return None
 
-    def first(self, table: str, key: bytes, *, prefix: bytes) -> tuple[bytes, Buffer] | None:
-        """The first key from this one on, if it begins with a prefix; its value is good while the view is held."""
-        return _first(self._transaction.cursor(self._store.table(table)), key, prefix)
+    def first_block(self, key: bytes, *, prefix: bytes) -> tuple[bytes, Buffer] | None:
+        """The first block from this key on, if its key begins with a prefix. It is not checked: blocks.py does that.
 
-    def finder(self, table: str, *, prefix: bytes) -> Callable[[bytes], tuple[bytes, Buffer] | None]:
-        """The same for many keys of a table, which is quicker; values are good until something is written."""
-        cursor = self._transaction.cursor(self._store.table(table))
-        return lambda key: _first(cursor, key, prefix)
+        Its value is good while the view is held.
+        """
+        cursor = self._block_cursor
+        if cursor is None:  # one for all: to open one takes as long as to find a block
+            cursor = self._block_cursor = self._transaction.cursor(self._store.table(BLOCKS))
+        return _first(cursor, key, prefix)
+
+    def scan_blocks(self, prefix: bytes, *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All blocks whose keys begin with a prefix, in order, from `start` on. They are not checked, either."""
+        with self._transaction.cursor(db=self._store.table(BLOCKS)) as cursor:
+            yield from self._scan(cursor, BLOCKS, prefix, max(prefix, start)[:KEY_BYTES_MAX])
 
     def scan(
         self, table: str, prefix: bytes, *, start: bytes = b"", after: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
         """All keys that begin with a prefix, in order, from `start` on; `after` leaves out all up to that key."""
+        # No key is longer, so a longer text stands right behind where its first part would.
+        first = max(prefix, start, after or b"")[:KEY_BYTES_MAX]
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
-            # No key is longer, so a longer text stands right behind where its first part would.
-            start = max(prefix, start, after or b"")[:KEY_BYTES_MAX]
-            if not cursor.set_range(start):
+            _check_before(cursor, first)
+            for key, value in self._scan(cursor, table, prefix, first):
+                plain = opened(key, value)
+                if after is None or key > after:
+                    yield key, plain
+            _check_from(cursor)
+
+    def _scan(self, cursor: lmdb.Cursor, table: str, prefix: bytes, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+        last, count = first, 0
+        for found, value in cursor if cursor.set_range(first) else ():
+            key = bytes(found)
+            if key < last or (count and key == last):
+                raise damaged(f"{key!r} is out of order")
+            if not key.startswith(prefix):
                 return
-            for found, value in cursor:
-                key = bytes(found)
-                if after is not None and key <= after:
-                    continue
-                if not key.startswith(prefix):
-                    return
-                yield key, bytes(value)
+            yield key, bytes(value)
+            last, count = key, count + 1
+        known = self._transaction.stat(self._store.table(table))["entries"]
+        if not first and count != known:
+            raise damaged(f"{count} of {known} {table} are found")
 
 
 class Change(Snapshot):
@@ -209,25 +259,38 @@ class Change(Snapshot):
         Returns them as they are now, and how many are new.
         """
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
-            known = cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys))
+            found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys))
+            known = [(key, opened(key, value)) for key, value in found]
+            if len(known) < len(keys) and cursor.first():
+                for key in set(keys).difference(key for key, _ in known):
+                    _check_absent(cursor, key)
             now = _added(keys, known, added) if known else added
             values = Struct(f"{now.dtype.itemsize}s").iter_unpack(now.tobytes())
-            cursor.putmulti([(key, value) for key, (value,) in zip(keys, values, strict=True)], overwrite=True)
+            items = [(key, sealed(key, value)) for key, (value,) in zip(keys, values, strict=True)]
+            cursor.putmulti(items, overwrite=True)
         return now, len(keys) - len(known)
 
-    def put(self, table: str, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def put(self, table: str, items: Iterable[tuple[bytes, bytes]]) -> None:
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
+            cursor.putmulti([(key, sealed(key, value)) for key, value in items], overwrite=True)
+
+    def put_blocks(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put blocks, which have their checksums."""
+        with self._transaction.cursor(db=self._store.table(BLOCKS)) as cursor:
             cursor.putmulti(items, overwrite=True)
 
-    def take_out(self, table: str, upto: bytes) -> Iterator[bytes]:
-        """Take out all keys that begin with `upto` or come before it; yields what they held."""
+    def take_out(self, table: str, upto: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Take out all keys that begin with `upto` or come before it; yields them, and what they held.
+
+        Blocks are not checked here.
+        """
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
             cursor.first()
             # A cursor that has gone past the end stands on an empty key.
             while (key := bytes(cursor.key())) and key[: len(upto)] <= upto:
                 value = bytes(cursor.value())
                 cursor.delete()  # and stands on the next one
-                yield value
+                yield key, value if table == BLOCKS else opened(key, value)
 
     def clear(self) -> None:
         """Forget everything: the state before the first batch."""
@@ -235,7 +298,7 @@ class Change(Snapshot):
             self._transaction.drop(self._store.table(name), delete=False)
 
     def set_meta(self, meta: Meta) -> None:
-        self._transaction.put(b"meta", msgspec.json.encode(meta), db=self._store.table("meta"))
+        self._transaction.put(b"meta", sealed(b"meta", msgspec.json.encode(meta)), db=self._store.table("meta"))
 
     def meta(self) -> Meta | None:
         raise AssertionError("a step under way is at no position")
@@ -283,10 +346,53 @@ def _first(cursor: lmdb.Cursor, key: bytes, prefix: bytes) -> tuple[bytes, Buffe
         return None
     found, value = cursor.item()
     found = bytes(found)
+    if found < key:
+        raise damaged(f"{found!r} is found in place of {key!r}")
     return (found, value) if found.startswith(prefix) else None
 
 
-def _trouble(path: Path, error: lmdb.Error) -> DiskFull | ReplicaDamaged:
+def _check_absent(cursor: lmdb.Cursor, key: bytes) -> None:
+    """Raise ReplicaDamaged unless a key that is not found lies between its neighbours, and these are in order.
+
+    Where a key's bits are flipped, or those of the pointer to it, the search for it, or for others, ends next to it.
+    """
+    _check_before(cursor, key)
+    if cursor.set_range(key):
+        if bytes(cursor.key()) <= key:
+            raise damaged(f"{key!r} is found and is not")
+        _check_from(cursor)
+
+
+def _check_before(cursor: lmdb.Cursor, key: bytes) -> None:
+    """Check the two that come before a key."""
+    later = key
+    has_one = cursor.prev() if cursor.set_range(key) else cursor.last()
+    for _ in range(2):
+        if not has_one:
+            return
+        found, value = map(bytes, cursor.item())
+        opened(found, value)
+        if found >= later:
+            raise damaged(f"{found!r} is found before {later!r}")
+        later, has_one = found, cursor.prev()
+
+
+def _check_from(cursor: lmdb.Cursor) -> None:
+    """Check the one that a cursor stands on, and the next one."""
+    found, value = map(bytes, cursor.item())
+    if not found:
+        return  # it has gone past the end
+    opened(found, value)
+    if cursor.next():
+        following, value = map(bytes, cursor.item())
+        opened(following, value)
+        if following <= found:
+            raise damaged(f"{following!r} is found after {found!r}")
+
+
+def _trouble(path: Path, error: lmdb.Error) -> DiskFull | ReplicaError:
     if means_disk_full(error):
         return DiskFull(str(path))
-    return ReplicaDamaged(f"the replica {path} cannot be read: {error}", hint="it is made anew by itself")
+    if isinstance(error, NOT_ITS_FAULT) or type(error) is lmdb.Error:  # the last: the system's own, like EACCES
+        return ReplicaError(f"the replica {path} cannot be read: {error}", retry_helps=True)
+    return damaged(str(error))

@@ -1,11 +1,21 @@
-"""What keeps a follower from going on: a small file beside its copy, for those who are asked whether all is well."""
+"""Two small files next to a replica's copy, by which its processes tell each other what is wrong.
+
+`trouble.json` is the follower's: what keeps it from going on, for those who are asked whether all is well.
+`damage.json` is any reader's: that the copy is damaged, for the follower, which begins anew.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+
+DAMAGE_NAME = "damage.json"
+
+Said = TypeVar("Said", "Trouble", "Damage")
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -15,18 +25,22 @@ class Trouble(msgspec.Struct, frozen=True):
     since_us: int
 
 
+class Damage(msgspec.Struct, frozen=True):
+    """What a reader found in a copy."""
+
+    text: str
+    inode: int  # of the copy: a report that comes late may be of the one before
+
+
 def write_trouble(replica: Path, text: str, *, now_us: int) -> None:
     """Say what is wrong; a trouble that lasts keeps the moment at which it began."""
     known = read_trouble(replica)
     if known is not None and known.text == text:
         return
-    path = _path(replica)
-    aside = path.with_suffix(".new")
     # Where even this cannot be written, the follower's own output says it.
     with suppress(OSError):
         replica.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(msgspec.json.encode(Trouble(text, now_us)))
-        aside.replace(path)
+        _replace(_path(replica), Trouble(text, now_us))
 
 
 def clear_trouble(replica: Path) -> None:
@@ -36,9 +50,38 @@ def clear_trouble(replica: Path) -> None:
 
 def read_trouble(replica: Path) -> Trouble | None:
     """What is wrong, if anything."""
+    return _read(_path(replica), Trouble)
+
+
+def report_damage(replica: Path, text: str, *, inode: int) -> None:
+    """Tell the follower that the copy with this inode is damaged."""
+    path = replica / DAMAGE_NAME
+    # Where it cannot be written, the copy may be gone already.
+    with suppress(OSError):
+        if not path.exists():
+            _replace(path, Damage(text, inode))
+
+
+def reported_damage(replica: Path) -> Damage | None:
+    """What a reader reported, if anything."""
+    return _read(replica / DAMAGE_NAME, Damage)
+
+
+def clear_damage(replica: Path) -> None:
+    """Forget the report: it was of an earlier copy."""
+    (replica / DAMAGE_NAME).unlink(missing_ok=True)
+
+
+def _replace(path: Path, said: Trouble | Damage) -> None:
+    aside = path.with_suffix(f".{os.getpid()}.new")
+    aside.write_bytes(msgspec.json.encode(said))
+    aside.replace(path)
+
+
+def _read(path: Path, kind: type[Said]) -> Said | None:
     try:
-        return msgspec.json.decode(_path(replica).read_bytes(), type=Trouble)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

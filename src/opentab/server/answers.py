@@ -16,6 +16,7 @@ from opentab.money import format_micros, format_minor
 from opentab.periods import Period, format_us
 from opentab.replica import blocks
 from opentab.replica.batches import BatchSummary, last_batches
+from opentab.replica.checksum import damaged
 from opentab.replica.facts import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.tops import TOP, Tops
@@ -95,16 +96,20 @@ class Answers:
                     count += events
         total = Total(period, customer, moment.status(period), used, [], count)
         if cells[0][1]:
-            self._add_adjustments(total)
+            self._add_adjustments(total, cells[0])
         return self._shown(total, last_us)
 
-    def _add_adjustments(self, total: Total) -> None:
+    def _add_adjustments(self, total: Total, wanted: tuple[int, int]) -> None:
+        """Add the adjustments of a total, which come to the micros and events that its row says."""
         prefix = f"{total.period}{total.customer}{SEPARATOR}".encode()
         for key, value in self._snapshot.scan("adjustments", prefix):
             micros, events, _ = read_cell(value)
             line = key[len(prefix) :].decode()
             total.adjustments.append(Adjustment(line[:PERIOD_BYTES], line[PERIOD_BYTES:], micros, events))
-            total.event_count += events
+        found = total.adjustments
+        if (sum(one.amount_micros for one in found), sum(one.event_count for one in found)) != wanted:
+            raise damaged(f"adjustments of {prefix!r} are not found")
+        total.event_count += wanted[1]
 
     def _shown(self, total: Total, last_us: int | None) -> Json:
         shown = total_as_json(total, self.moment.place)
@@ -155,6 +160,8 @@ class Answers:
         end_us = calendar.end_us(period)
         waits = missing(status, end_us, record)
         facts = facts_of(self._snapshot, period)
+        if not facts.customers:
+            raise damaged(f"the facts of {period} are not found")
         micros, events, last_us = read_cell(value)
         return {
             "period": period,
@@ -236,6 +243,8 @@ class Answers:
             largest = nsmallest(TOP, self._old_customers(period), key=lambda t: (-_micros(t["total"]), _key(t)))
             return [total["customer"] for total in largest]
         known = self._snapshot.get("tops", period.encode())
+        if known is None and period in self.moment.periods:
+            raise damaged(f"the top customers of {period} are not found")
         return [name for name, _ in msgspec.json.decode(known, type=Tops).ordered()] if known else []
 
     def _old_customers(self, period: Period) -> Iterator[Json]:

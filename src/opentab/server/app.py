@@ -24,6 +24,7 @@ from opentab.server.limits import InTime, SmallOnly
 from opentab.server.metrics import Counters, Timed
 from opentab.server.paths import App, RawPaths
 from opentab.server.problem import install
+from opentab.server.revocations import Revocations
 from opentab.server.routes import (
     batches,
     customers,
@@ -57,12 +58,17 @@ def build(home: Home) -> Service:
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk, book = Desk(home, reader), Book(home)
+    key, revocations = read_key(home), Revocations(home.ledger, home.revoked_path)
+    gate = Gate(key, revocations) if key is not None else None
+    if gate is not None:
+        revocations.start()
 
     @asynccontextmanager
     async def until_closed(_: FastAPI) -> AsyncIterator[None]:
         yield
         intake.close()
         book.close()
+        revocations.close()
         reader.close()
 
     api = FastAPI(
@@ -83,10 +89,9 @@ def build(home: Home) -> Service:
     stream.add_routes(api, desk, feed)
     events.add_routes(api, desk, intake, book)
     health.add_routes(api, desk, counters)
-    key = read_key(home)
-    gate = Gate(key, home.revoked_path) if key is not None else None
     session.add_routes(api, home, gate)
     page.add_routes(api)
-    inner = SmallOnly(InTime(RawPaths(Timed(api, counters))))
+    seconds_max = home["server.request_timeout"].total_seconds()
+    inner = SmallOnly(InTime(RawPaths(Timed(api, counters)), seconds_max=seconds_max))
     guard = LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)
     return Service(guard, HotReads(desk, guard, counters))

@@ -181,6 +181,8 @@ class Desk:
             "caught_up": beat.caught_up,
             "unread_segments": beat.unread_segments,
             "invoices_position": beat.invoices_position,
+            "held_back": beat.held_back,
+            "trouble": beat.trouble,
         }
         return {
             "pipeline": said,
@@ -268,12 +270,16 @@ class Desk:
             return f"{age}: the pipeline gives no sign of life"
         if beat.position > fresh.position:
             return f"{age}: the replica is {beat.position - fresh.position} batches behind"
-        return f"{age}: the pipeline is {beat.unread_segments} {beat.unread_unit} behind"
+        why = beat.trouble or f"the pipeline is {beat.unread_segments} {beat.unread_unit} behind"
+        return f"{age}: {why}"
 
     def _answers(self, snapshot: Snapshot) -> Answers:
         moment = self._moment
         if moment is None or moment.meta is None or moment.meta is not snapshot.meta():
-            moment = self._moment = Moment(snapshot, self.home.calendar)
+            moment = Moment(snapshot, self.home.calendar)
+            if moment.meta is None:
+                raise ReplicaError("the replica is being made", retry_helps=True)
+            self._moment = moment
         return Answers(snapshot, moment, self._archive)
 
     def _asked(self, ask: Ask, answers: Answers) -> Any:

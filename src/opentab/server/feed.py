@@ -2,6 +2,9 @@
 
 Totals are cumulative, so only the newest state is ever sent: a slow reader skips what lies between, and nothing
 is kept for it. Who asks for a pulse is told every second how fresh that state is, also while nothing happens.
+
+A stream ends as soon as its token is no longer accepted: each message is checked before it is sent, and so are quiet
+streams, four times a second.
 """
 
 from __future__ import annotations
@@ -22,10 +25,17 @@ from opentab.replica.reader import Reader
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 15.0
 PULSE_SECONDS = 1.0
+CHECK_SECONDS = 0.25
 STREAMS_MAX = 2_000
 
 Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to send, what decides whether to
 Pulse = Callable[[], dict[str, object]]
+IsGood = Callable[[], bool]  # whether the stream's token is still accepted
+
+
+def always() -> bool:
+    """Where no token is needed."""
+    return True
 
 
 class Feed:
@@ -41,6 +51,7 @@ class Feed:
         self._at = (0, 0)
         self._task: asyncio.Task[None] | None = None
         self._open: Counter[str | None] = Counter()  # by the token that opened them
+        self._watched: set[IsGood] = set()  # the tokens of streams that go on
 
     def has_room(self, holder: str | None) -> bool:
         """Whether one more stream may be opened, by the holder of this token."""
@@ -49,7 +60,13 @@ class Feed:
         return holder is None or self._open[holder] < self._per_token_max
 
     async def stream(
-        self, look: Look, *, last_seen: int | None, holder: str | None = None, pulse: Pulse | None = None
+        self,
+        look: Look,
+        *,
+        last_seen: int | None,
+        holder: str | None = None,
+        is_good: IsGood = always,
+        pulse: Pulse | None = None,
     ) -> AsyncIterator[bytes]:
         """The messages of one stream; `last_seen` is the position that the reader has from before."""
         self._open[holder] += 1
@@ -62,14 +79,19 @@ class Feed:
             every = PULSE_SECONDS if pulse else HEARTBEAT_SECONDS
             due = time.monotonic()
             yield b"retry: 1000\n\n"
-            while not self._ends:
+            while not self._ends and is_good():
+                self._watched.add(is_good)
                 # A replica that is made anew says nothing for a while; then it has moved on.
                 with suppress(ReplicaError):
                     position, answer, state = look()
                     if state != sent and not (sent is None and last_seen is not None and last_seen >= position):
+                        if not is_good():  # the look may have taken a while
+                            return
                         yield b"id: %d\nevent: totals\ndata: %s\n\n" % (position, msgspec.json.encode(answer))
                     sent = state
                 if time.monotonic() >= due:
+                    if not is_good():  # a slow reader may have taken a while
+                        return
                     due = time.monotonic() + every
                     yield _sign_of_life(pulse)
                 known = await self._wait(known, due - time.monotonic())
@@ -77,10 +99,11 @@ class Feed:
             self._open[holder] -= 1
             if not self._open[holder]:
                 del self._open[holder]
+            self._watched.discard(is_good)
             self._streams.dec()
 
     async def _wait(self, known: tuple[int, int], seconds: float) -> tuple[int, int]:
-        """Until the replica has moved on, or a sign of life is due."""
+        """Until the replica has moved on, a sign of life is due, or some stream's token is no longer accepted."""
         if self._at == known:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -88,6 +111,7 @@ class Feed:
         return self._at
 
     async def _watch(self) -> None:
+        check_due = time.monotonic()
         while self._open:
             if self._stopping is not None and self._stopping.exists():
                 self._ends = True
@@ -99,9 +123,20 @@ class Feed:
                 at = (meta.position, meta.invoices_position) if meta else (0, 0)
                 if at != self._at:
                     self._at = at
-                    self._moved.set()
-                    self._moved = asyncio.Event()
+                    self._wake()
+            if time.monotonic() >= check_due:
+                check_due = time.monotonic() + CHECK_SECONDS
+                bad = {is_good for is_good in self._watched if not is_good()}
+                if bad:
+                    # Told once: a reader that takes nothing would let all others look again and again.
+                    self._watched -= bad
+                    self._wake()
             await asyncio.sleep(POLL_SECONDS)
+
+    def _wake(self) -> None:
+        """Let all streams look again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
 
 
 def _sign_of_life(pulse: Pulse | None) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
+from opentab.errors import LedgerError
 from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
 from opentab.server.session import token_in
@@ -23,8 +24,10 @@ PUBLIC: tuple[list[str], ...] = (
     ["operations"],
 )
 CHALLENGE = {"www-authenticate": "Bearer"}
+RETRY = {"retry-after": "5"}
 TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 TOKEN_CUSTOMER = "opentab.token_customer"  # and which customer's events alone it may see; None: all
+TOKEN_IS_GOOD = "opentab.token_is_good"  # and a function that says whether the token would still be accepted
 
 
 class Guard(Protocol):
@@ -76,7 +79,7 @@ class TokensOnly:
             return False
         try:
             token = self._gate.check(text)
-        except TokenRefused:
+        except (TokenRefused, LedgerError):
             return False
         return may(token, "GET", ["v1", "customers", customer], None)
 
@@ -96,6 +99,8 @@ class TokensOnly:
             token: Token = self._gate.check(token_text.strip())
         except TokenRefused as refused:
             return problem(401, str(refused), headers=CHALLENGE)
+        except LedgerError as error:
+            return problem(503, error.fact, headers=RETRY)
         customers = query.get("customer", [])
         # More than one would leave it open which of them the answer is about.
         customer = customers[0] if len(customers) == 1 else None
@@ -103,6 +108,7 @@ class TokensOnly:
             return problem(403, f"a token of the role {token.role} may not do that")
         scope[TOKEN_ID] = token.id
         scope[TOKEN_CUSTOMER] = token.customer
+        scope[TOKEN_IS_GOOD] = partial(self._gate.is_still_good, token)
         return None
 
 

@@ -6,21 +6,27 @@ segments and not a thousand.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
+import sys
 import threading
+import traceback
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 
+from opentab import crash
 from opentab.config import Home
 from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.periods import to_us
 from opentab.pipeline.exact import Event, judge
+from opentab.pipeline.log_check import LogCheck
 from opentab.records import Spot
 from opentab.server.freshness import Pulse
 
@@ -29,6 +35,9 @@ BODY_BYTES_MAX = 16 * 2**20
 UNREAD_MAX = {"segments": 5_000, "messages": 5_000_000}
 FREE_BYTES_MIN = 256 * 2**20
 GATHER_SECONDS = 0.004  # how long a segment waits for company
+# Requests that wait for a log that stalls. Above either limit a request is refused at once.
+WAITING_BYTES_MAX = 4 * BODY_BYTES_MAX
+WAITING_REQUESTS_MAX = 2_000
 
 
 class Overloaded(Exception):
@@ -79,12 +88,16 @@ class Intake:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._pulse = Pulse(home.ledger)
+        self._log_check = LogCheck(home)
         self._rules = home.rules
         self._calendar = home.calendar
         self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="intake", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
         self._started = False
         self._lock = threading.Lock()
+        # Requests from `append` until they are written or dropped, cancelled ones included: they use memory, too.
+        self._waiting_requests = 0
+        self._waiting_bytes = 0
 
     def judge(self, lines: list[bytes]) -> list[Verdict]:
         """What would become of each event now."""
@@ -99,13 +112,24 @@ class Intake:
         return verdicts
 
     def append(self, lines: list[bytes]) -> Future[list[Spot]]:
-        """Put events into the log; the future is done once they are durable, and says where each stands."""
+        """Put events into the log; the future is done once they are durable, and says where each stands.
+
+        A future that is cancelled before its events are being written keeps them out of the log. Raises Overloaded
+        if too much is waiting already.
+        """
+        waiting = Waiting(lines, sum(map(len, lines)) + len(lines), Future())
         with self._lock:
             if not self._started:
-                self._started = True
                 self._thread.start()
-        waiting = Waiting(lines, sum(map(len, lines)) + len(lines), Future())
-        self._waiting.put(waiting)
+                self._started = True
+            if (
+                self._waiting_requests >= WAITING_REQUESTS_MAX
+                or self._waiting_bytes + waiting.bytes > WAITING_BYTES_MAX
+            ):
+                raise Overloaded(503, f"the log is slow: {self._waiting_requests:,} requests are waiting for it")
+            self._waiting_requests += 1
+            self._waiting_bytes += waiting.bytes
+            self._waiting.put(waiting)
         return waiting.done
 
     def check_room(self) -> None:
@@ -125,6 +149,18 @@ class Intake:
             self._waiting.put(None)
             self._thread.join()
 
+    def _run(self) -> None:
+        """Write until `close`. Any error here is a bug, and ends the process: without this thread no event
+        could be taken, and the server starts another worker."""
+        try:
+            self._write()
+        except BaseException as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})".replace("\n", " ")
+            sys.stderr.write(f"Error: the intake thread failed, this worker ends: {reason}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
     def _write(self) -> None:
         producer: Appends | None = None
         ending = False
@@ -133,15 +169,23 @@ class Intake:
             if first is None:
                 return
             gathered, ending = self._gather(first)
-            try:
-                producer = producer or open_producer(self._home)
-                spots = iter(producer.put([line for one in gathered for line in one.lines]))
-            except Exception as error:
-                for one in gathered:
-                    one.done.set_exception(error)
-                continue
-            for one in gathered:
-                one.done.set_result(list(islice(spots, len(one.lines))))
+            crash.moment("gathered")
+            # From here on a request cannot be cancelled; its future takes the result even if nobody waits for it.
+            wanted = [one for one in gathered if one.done.set_running_or_notify_cancel()]
+            if wanted:
+                try:
+                    self._log_check.check()
+                    producer = producer or open_producer(self._home)
+                    spots = iter(producer.put([line for one in wanted for line in one.lines]))
+                except Exception as error:
+                    for one in wanted:
+                        one.done.set_exception(error)
+                else:
+                    for one in wanted:
+                        one.done.set_result(list(islice(spots, len(one.lines))))
+            with self._lock:
+                self._waiting_requests -= len(gathered)
+                self._waiting_bytes -= sum(one.bytes for one in gathered)
 
     def _gather(self, first: Waiting) -> tuple[list[Waiting], bool]:
         """The first request's events and whatever comes right behind them, as much as a segment holds."""

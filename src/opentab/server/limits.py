@@ -10,7 +10,6 @@ from opentab.server.problem import problem
 
 HEADER_BYTES_MAX = 16 * 1024
 PATH_BYTES_MAX = 8 * 1024
-REQUEST_SECONDS_MAX = 30.0
 STREAM_PATH = "/v1/stream"
 
 
@@ -36,7 +35,7 @@ class SmallOnly:
 class InTime:
     """Gives up requests that take too long."""
 
-    def __init__(self, app: App, *, seconds_max: float = REQUEST_SECONDS_MAX) -> None:
+    def __init__(self, app: App, *, seconds_max: float) -> None:
         self._app = app
         self._seconds_max = seconds_max
 
@@ -65,5 +64,5 @@ class InTime:
                 raise
             slow_body = scope["method"] == "POST" and not complete
             status, what = (408, "the body took") if slow_body else (503, "the answer takes")
-            refusal = problem(status, f"{what} longer than {self._seconds_max:.0f} s", headers={"retry-after": "5"})
+            refusal = problem(status, f"{what} longer than {self._seconds_max:g} s", headers={"retry-after": "5"})
             await refusal(scope, receive, send)

@@ -135,6 +135,7 @@ class LedgerCollector:
             yield gauge("journal_position", "The last batch of the journal", beat.position)
             yield gauge("unread_segments", "Segments of the log that are not in the journal", beat.unread_segments)
             yield gauge("invoices_position", "All that was due up to this batch was issued", beat.invoices_position)
+            yield gauge("held_back_partitions", "Log partitions stamped ahead of the pipeline's clock", beat.held_back)
         record, meta = self._record, self._meta
         if record is None or meta is None:
             return

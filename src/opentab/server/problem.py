@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from opentab.errors import LedgerError, ReplicaError
+from opentab.errors import LedgerError, ReplicaDamaged, ReplicaError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -53,7 +53,9 @@ def install(app: FastAPI) -> None:
 
     async def replica(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ReplicaError)
-        return problem(HTTPStatus.SERVICE_UNAVAILABLE, error.fact, headers={"retry-after": "1"})
+        # What is damaged is no business of who asks.
+        detail = "the replica is damaged and is being rebuilt" if isinstance(error, ReplicaDamaged) else error.fact
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"retry-after": "1"})
 
     async def ledger(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, LedgerError)

@@ -28,6 +28,7 @@ RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 8.0  # then a process is killed: longer than a worker gives its requests
 BACKLOG = 1024
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
         ours = [str(home.path), str(os.getpid())]
         files = [str(tls.cert), str(tls.key)] if tls else []
         answering = ["opentab.server.worker", *ours, str(listener.fileno()), *files]
-        kept = [Kept(["opentab.replica.follow", *ours]), *(Kept(answering, listener) for _ in range(workers))]
+        follower = Kept(["opentab.replica.follow", *ours])
+        # A damaged page can crash whoever reads it. A follower that starts probes its copy.
+        kept = [follower, *(Kept(answering, listener, on_crash=follower.restart) for _ in range(workers))]
         for one in kept:
             one.start()
         scheme = "https" if tls else "http"
@@ -70,7 +73,14 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
 class Kept:
     """A module as a process, started again when it ends, until it is stopped."""
 
-    def __init__(self, module: Sequence[str], listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        module: Sequence[str],
+        listener: socket.socket | None = None,
+        *,
+        on_crash: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_crash = on_crash
         self._command = [sys.executable, "-m", *module]
         self._inherited = () if listener is None else (listener.fileno(),)
         self._stopping = threading.Event()
@@ -83,6 +93,11 @@ class Kept:
     def stop(self) -> None:
         """Ask it to end."""
         self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+
+    def restart(self) -> None:
+        """End the process; another one is started."""
         if self._process is not None:
             self._process.terminate()
 
@@ -101,7 +116,8 @@ class Kept:
                 self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
                 if self._stopping.is_set():
                     self._process.terminate()
-                self._process.wait()
+                if -self._process.wait() in CRASHES:
+                    self._on_crash()
                 mark_process_dead(self._process.pid)  # type: ignore[no-untyped-call]  # its streams are over
             # One that stops again and again is started less and less often: what stopped it is in the ledger.
             lived = time.monotonic() - began

@@ -258,6 +258,8 @@ class Pipeline(Shape):
     caught_up: bool
     unread_segments: Count
     invoices_position: int
+    held_back: Annotated[Count, Field(description="partitions of the log whose next arrival is ahead of its clock")]
+    trouble: Annotated[str | None, Field(description="why some of the log is held back, and what to do about it")]
 
 
 class Replica(Shape):
@@ -451,7 +453,7 @@ STREAM_ANSWERS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 SESSION_PROBLEMS = _problems(
     _400="the body is not JSON", _401="the token is no good", _404="no token is needed", _413="too large a body",
-    _415="not JSON",
+    _415="not JSON", _503="not ready, and why",
 )  # fmt: skip
 SESSION_BODY = {
     "requestBody": {

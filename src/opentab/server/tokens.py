@@ -1,4 +1,4 @@
-"""Access tokens: who may read what. Signed (JWT, HS256), with an end, and revoked at once everywhere.
+"""Access tokens: who may read what. Signed (JWT, HS256), with an end, and revocable.
 
     customer   its own totals, invoices, receipts and stream, and nothing else
     reader     all reads
@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from hashlib import sha256
-from pathlib import Path
 
 import jwt
 
 from opentab.config import Home
-from opentab.disk import sync
-from opentab.errors import ConfigError, InputError
+from opentab.errors import ConfigError, InputError, LedgerError
+from opentab.server.revocations import Revocations
 
 ALGORITHM = "HS256"
 KEY_VARIABLE = "OPENTAB_KEY"
@@ -47,6 +46,7 @@ class Token:
     id: str
     role: Role
     customer: str | None
+    expires: int  # seconds since 1970
 
 
 class TokenRefused(Exception):
@@ -96,73 +96,50 @@ def issue(key: bytes, role: Role, *, customer: str | None, lifetime: timedelta, 
 class Gate:
     """Tells good tokens from bad ones."""
 
-    def __init__(self, key: bytes, revoked_path: Path) -> None:
+    def __init__(self, key: bytes, revocations: Revocations) -> None:
         self._key = key
-        self._revoked = Revoked(revoked_path)
+        self._revocations = revocations
         # Signatures that were checked before: by a hash, so that finding one tells nothing about another.
-        self._checked: dict[bytes, tuple[Token, int]] = {}
+        self._checked: dict[bytes, Token] = {}
 
     def check(self, text: str) -> Token:
-        """The token, or TokenRefused."""
+        """The token. Raises TokenRefused, or LedgerError if nobody can tell now whether it was revoked."""
         digest = sha256(text.encode()).digest()
-        known = self._checked.get(digest)
-        if known is None:
+        token = self._checked.get(digest)
+        if token is None:
             if len(self._checked) >= CHECKED_MAX:
                 self._checked.clear()
-            known = self._checked[digest] = self._decode(text)
-        token, expires = known
-        if time.time() >= expires:
-            raise TokenRefused("the token has expired")
-        if self._revoked.holds(token.id):
-            raise TokenRefused("the token was revoked")
+            token = self._checked[digest] = self._decode(text)
+        self._check_again(token)
         return token
 
-    def _decode(self, text: str) -> tuple[Token, int]:
+    def is_still_good(self, token: Token) -> bool:
+        """Whether `check` would let it pass now, too."""
+        try:
+            self._check_again(token)
+        except (TokenRefused, LedgerError):
+            return False
+        return True
+
+    def _check_again(self, token: Token) -> None:
+        if time.time() >= token.expires:
+            raise TokenRefused("the token has expired")
+        if self._revocations.holds(token.id):
+            raise TokenRefused("the token was revoked")
+
+    def _decode(self, text: str) -> Token:
         try:
             claims = jwt.decode(
                 text, self._key, algorithms=[ALGORITHM], options={"require": ["exp", "iat", "jti", "role"]}
             )
-            token = Token(str(claims["jti"]), Role(claims["role"]), claims.get("sub"))
-            expires = int(claims["exp"])
+            token = Token(str(claims["jti"]), Role(claims["role"]), claims.get("sub"), int(claims["exp"]))
         except jwt.ExpiredSignatureError:
             raise TokenRefused("the token has expired") from None
         except (jwt.PyJWTError, ValueError):
             raise TokenRefused("the token is not one of ours") from None
         if (token.role is Role.CUSTOMER) != (token.customer is not None):
             raise TokenRefused("the token is not one of ours")
-        return token, expires
-
-
-class Revoked:
-    """The ids of tokens that are no good any more: a file that every worker looks at."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._ids: frozenset[str] = frozenset()
-
-    def holds(self, token_id: str) -> bool:
-        """Whether a token was revoked, as of this moment."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return False
-        now = (stat.st_mtime_ns, stat.st_size)
-        if now != self._seen:
-            self._ids = frozenset(self._path.read_text(encoding="utf-8").split())
-            self._seen = now
-        return token_id in self._ids
-
-    def add(self, token_id: str) -> None:
-        """Revoke a token, durably and at once."""
-        if not token_id.isalnum():
-            raise InputError(f"{token_id!r} is no token's id", hint="opentab token issue prints it")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{token_id}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self._path.parent)
+        return token
 
 
 def token_id(text: str) -> str:

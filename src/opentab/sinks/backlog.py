@@ -37,7 +37,7 @@ def read_backlog(sinks: Path) -> Backlog | None:
     """What was said last, or None if nothing ever was."""
     try:
         return msgspec.json.decode(_path(sinks).read_bytes(), type=Backlog)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -13,11 +13,13 @@ import pyarrow as pa
 from opentab.config import Home
 from opentab.errors import LedgerError, OpentabError
 from opentab.ledger.billed import connect
+from opentab.ledger.damage import damage_behind
+from opentab.ledger.files import first_line
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import statement_texts
 from opentab.ledger.table import news_of
 from opentab.ledger.trouble import reading
-from opentab.sinks.outbox import Outbox
+from opentab.sinks.outbox import Outbox, OutboxDamaged
 from opentab.sinks.parcel import Parcel, parcel_of
 
 TICK_SECONDS = 0.1
@@ -37,7 +39,7 @@ class Collector:
         self._say = say
         self.position = 0  # all invoices up to this batch are in the outbox, or were
         self.has_looked = False  # whether what waits in the outbox is of this ledger and of its past
-        self.is_caught_up = False  # since the start, at least once
+        self._taken_up_of: int | None = None  # the outbox's past when all was taken up
         self.trouble: OpentabError | None = None  # why they cannot be read right now
 
     async def follow(self) -> None:
@@ -50,7 +52,7 @@ class Collector:
             try:
                 with reading(ledger):
                     now = await asyncio.to_thread(news_of, ledger / "invoices")
-                    if now != seen or time.monotonic() - looked > LOOK_SECONDS:
+                    if now != seen or not self.is_caught_up or time.monotonic() - looked > LOOK_SECONDS:
                         await self._take_up_new()
                         seen, looked = now, time.monotonic()
             except OpentabError as error:
@@ -60,15 +62,29 @@ class Collector:
                     raise
                 await asyncio.sleep(TROUBLE_SECONDS)
                 continue
-            self.trouble, self.is_caught_up = None, True
+            self.trouble = None
             await asyncio.sleep(tick_seconds)
+
+    def make_again(self, file: str) -> None:
+        """Let go of a file's parcels, of which one is damaged; they are made again from the ledger."""
+        self._say(f"a parcel of {file} in the outbox is damaged; all invoices of this file are delivered again")
+        if file not in self._outbox.files():
+            raise OutboxDamaged(f"a parcel is of {file!r}, which is no file")
+        self._outbox.forget([file])
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that was issued is in the outbox, or was: since the start, and since something was forgotten."""
+        return self._taken_up_of == self._outbox.past
 
     async def _take_up_new(self) -> None:
         invoices = await asyncio.to_thread(Invoices.open, self._home.ledger)
         if invoices is None:
             self.has_looked = True
+            self._taken_up_of = self._outbox.past
             return
         self._check_past(invoices)
+        past = self._outbox.past
         self.has_looked = True
         taken = self._outbox.files()
         for file in sorted(invoices.files, key=lambda file: (file.position, file.period, file.path)):
@@ -76,6 +92,7 @@ class Collector:
             if not whole:
                 await self._take_up(invoices, file, count)
         self.position = invoices.position
+        self._taken_up_of = past
 
     def _check_past(self, invoices: Invoices) -> None:
         """Let go of what belongs to another ledger, or to a past that a restored one does not have."""
@@ -91,9 +108,11 @@ class Collector:
     async def _take_up(self, invoices: Invoices, file: InvoiceFile, count: int) -> None:
         """Make parcels of a file, some at a time, from where it was left: its invoices keep their order."""
         parcels = islice(_parcels(invoices, file, currency=self._home["billing.currency"]), count, None)
-        whole = False
+        past, whole = self._outbox.past, False
         while not whole:
             some = await asyncio.to_thread(lambda: list(islice(parcels, TAKE_UP_PARCELS)))
+            if self._outbox.past != past:
+                return  # it may be this file whose parcels are to be made again: from the first one
             whole = len(some) < TAKE_UP_PARCELS
             self._outbox.take_up(file.path, some, whole=whole, now_us=time.time_ns() // 1000)
 
@@ -105,5 +124,6 @@ def _parcels(invoices: Invoices, file: InvoiceFile, *, currency: str) -> Iterato
             for text in texts:
                 yield parcel_of(text, ledger=invoices.id)
     except (OSError, duckdb.Error, pa.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise LedgerError(f"the invoices {file.path} cannot be read: {reason}", retry_helps=True) from error
+        damage = damage_behind(invoices.root.parent, error)
+        unread = LedgerError(f"the invoices {file.path} cannot be read: {first_line(error)}", retry_helps=True)
+        raise damage or unread from error

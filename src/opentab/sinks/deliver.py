@@ -19,7 +19,7 @@ from opentab.lock import Lock
 from opentab.sinks.backlog import Backlog, read_backlog, write_backlog
 from opentab.sinks.collect import Collector
 from opentab.sinks.http import Outcome, Receiver, Sender, Verdict, receiver_of
-from opentab.sinks.outbox import Failure, Outbox, OutboxDamaged, set_aside
+from opentab.sinks.outbox import Failure, Outbox, OutboxDamaged, ParcelDamaged, set_aside
 from opentab.sinks.pace import Pace, pause_of
 from opentab.sinks.parcel import Parcel
 
@@ -166,9 +166,12 @@ class Deliverer:
         if not self._ready:
             unsettled = [*self._delivered, *(failure.parcel for failure in self._failed)]
             held = {parcel.number for parcel in (*self._under_way.values(), *unsettled)}
-            # While the receiver is gone, any parcel will do to find out whether it is back.
-            probe = self._outbox.probe(without=held) if self._pace.gone else []
-            self._ready.extend(probe or self._outbox.due(_now_us(), READY_PARCELS, without=held))
+            try:
+                # While the receiver is gone, any parcel will do to find out whether it is back.
+                probe = self._outbox.probe(without=held) if self._pace.gone else []
+                self._ready.extend(probe or self._outbox.due(_now_us(), READY_PARCELS, without=held))
+            except ParcelDamaged as damage:
+                self._collector.make_again(damage.file)
         return self._ready.popleft() if self._ready else None
 
     async def _wait(self) -> None:

@@ -6,13 +6,16 @@
 
 A file has its name only once it is whole, and what it holds follows from the ledger alone. So a file that is
 there is right as long as the ledger is the same, a file that is gone can be written again, and nothing else has
-to be remembered.
+to be remembered. Whether a disk has changed one since is found by writing all of them again and comparing
+(`opentab verify`).
 """
 
 from __future__ import annotations
 
+import filecmp
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,9 +26,11 @@ from pathlib import Path
 import duckdb
 
 from opentab import crash
-from opentab.disk import sync
+from opentab.disk import make_directories, sync
 from opentab.errors import LedgerError, SinkError
 from opentab.ledger.billed import connect
+from opentab.ledger.damage import damage_behind
+from opentab.ledger.files import first_line
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import lines_sql, statements_sql
 from opentab.periods import Period
@@ -74,11 +79,26 @@ def export_missing(root: Path, invoices: Invoices, *, currency: str) -> list[Fil
             _check_sources(invoices, files)
             _export(root, invoices, files, currency)
             done.append(files)
-    except OSError as error:
-        raise unreachable(root, error.strerror or str(error)) from error
-    except duckdb.Error as error:
-        raise unreachable(root, str(error).splitlines()[0]) from error
+    except (OSError, duckdb.Error) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        raise damage_behind(invoices.root.parent, error) or unreachable(root, reason) from error
     return done
+
+
+def compare(root: Path, invoices: Invoices, *, currency: str) -> tuple[int, list[Path]]:
+    """Write every file that is there again, elsewhere: how many there are, and which of them differ."""
+    count, differing = 0, []
+    with tempfile.TemporaryDirectory(prefix="opentab-files-") as scratch:
+        again = Path(scratch) / "again"
+        for files in file_sets(invoices):
+            for name, (query, form) in zip(files.names, _contents(currency), strict=True):
+                if (root / name).exists():
+                    count += 1
+                    _write(again, invoices, files, query, form)
+                    if not filecmp.cmp(root / name, again, shallow=False):
+                        differing.append(root / name)
+                    again.unlink()
+    return count, differing
 
 
 def _export(root: Path, invoices: Invoices, files: FileSet, currency: str) -> None:
@@ -86,24 +106,31 @@ def _export(root: Path, invoices: Invoices, files: FileSet, currency: str) -> No
         path = root / name
         if path.exists():
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        piece = aside.with_name(f"{aside.name}-piece")
         try:
-            with aside.open("xb") as whole:
-                for number, source in enumerate(files.sources):
-                    _copy(invoices, source, query, f"format csv, header {not number}" if form == "csv" else form, piece)
-                    with piece.open("rb") as rows:
-                        shutil.copyfileobj(rows, whole)
-                    piece.unlink()
+            _write(aside, invoices, files, query, form)
             sync(aside)
             crash.moment("exporting")
             aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)
-            piece.unlink(missing_ok=True)
         sync(path.parent)
     crash.moment("exported")
+
+
+def _write(path: Path, invoices: Invoices, files: FileSet, query: str, form: str) -> None:
+    """Write one file of a set."""
+    piece = path.with_name(f"{path.name}-piece")
+    try:
+        with path.open("xb") as whole:
+            for number, source in enumerate(files.sources):
+                _copy(invoices, source, query, f"format csv, header {not number}" if form == "csv" else form, piece)
+                with piece.open("rb") as rows:
+                    shutil.copyfileobj(rows, whole)
+                piece.unlink()
+    finally:
+        piece.unlink(missing_ok=True)
 
 
 def _copy(invoices: Invoices, source: InvoiceFile, query: str, form: str, path: Path) -> None:

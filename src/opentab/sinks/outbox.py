@@ -2,17 +2,22 @@
 
 A parcel and the note that it was made share a transaction, so none is lost and none is made twice. A parcel is gone
 only after its receiver has taken it. Killed in between, it is sent again.
+
+Parcels and notes have a checksum. A parcel that does not match is not sent: all parcels of its file are made again. A
+file that is no sound database any more is set aside, and every parcel is made again.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from opentab import crash
+from opentab.disk import make_directories
 from opentab.errors import DiskFull, SinkError, means_disk_full
 from opentab.sinks.parcel import Parcel
 
@@ -22,7 +27,8 @@ TABLES = f"""
     create table file (
         name text primary key,
         taken integer not null,        -- so many of its invoices are parcels, or were
-        whole integer not null
+        whole integer not null,
+        crc32 integer                  -- of the columns before it; null: written by an earlier version
     );
     create table parcel (
         number integer primary key autoincrement,
@@ -34,7 +40,8 @@ TABLES = f"""
         attempts integer not null default 0,
         tried_us integer not null default 0,
         stuck integer not null default 0,
-        error text not null default ''
+        error text not null default '',
+        crc32 integer                  -- of what is sent, and where to; null: written by an earlier version
     );
     create unique index parcel_invoice on parcel (period, customer, revision);
     create index parcel_due on parcel (try_at_us, number);
@@ -71,6 +78,14 @@ class OutboxDamaged(Exception):
     """The file is no outbox, or no longer one."""
 
 
+class ParcelDamaged(Exception):
+    """A parcel does not match its checksum; holds the name of its file."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
+
+
 class Outbox:
     """The parcels of one ledger that are not delivered yet."""
 
@@ -78,7 +93,7 @@ class Outbox:
         """Open an outbox, or make an empty one; raises OutboxDamaged."""
         self.path = path
         self.past = 0  # changes when parcels are gone that were not delivered
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
         try:
             with self._trouble():
@@ -89,12 +104,23 @@ class Outbox:
                     self._db.executescript(f"begin; {TABLES} insert into about values ('', 0); commit;")
                 elif form != FORM:
                     raise OutboxDamaged(f"its form is {form}")
+                self._check()
         except BaseException:
             self._db.close()
             raise
 
     def close(self) -> None:
         self._db.close()
+
+    def _check(self) -> None:
+        """Raise OutboxDamaged unless the file is a sound database; add what earlier versions did not have."""
+        (found,) = self._db.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            raise OutboxDamaged(str(found))
+        for table in ("file", "parcel"):
+            columns = [name for _, name, *_ in self._db.execute(f"pragma table_info({table})")]
+            if "crc32" not in columns:
+                self._db.execute(f"alter table {table} add column crc32 integer")
 
     @property
     def ledger(self) -> str:
@@ -113,8 +139,11 @@ class Outbox:
     def files(self) -> dict[str, tuple[int, bool]]:
         """The files that were taken up: how many invoices of each, and whether that was all."""
         with self._trouble():
-            rows = self._db.execute("select name, taken, whole from file").fetchall()
-        return {name: (taken, bool(whole)) for name, taken, whole in rows}
+            rows = self._db.execute("select name, taken, whole, crc32 from file").fetchall()
+        for name, taken, whole, checksum in rows:
+            if checksum not in (None, _checksum(name, taken, whole)):
+                raise OutboxDamaged(f"its note of {name!r} does not match its checksum")
+        return {name: (taken, bool(whole)) for name, taken, whole, _ in rows}
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of files that the ledger does not have any more, and of what waits from them."""
@@ -126,17 +155,18 @@ class Outbox:
 
     def take_up(self, name: str, parcels: Sequence[Parcel], *, whole: bool, now_us: int) -> None:
         """Put the next parcels of a file in, and note that they are."""
-        rows = [(name, p.period, p.customer, p.revision, p.id, p.body, now_us) for p in parcels]
+        rows = [(name, p.period, p.customer, p.revision, p.id, p.body, now_us, _checksum_of(name, p)) for p in parcels]
+        before, _ = self.files().get(name, (0, False))
+        taken = before + len(rows)
         with self._transaction():
             self._db.executemany(
-                "insert into parcel (file, period, customer, revision, id, body, made_us, try_at_us)"
-                " values (?, ?, ?, ?, ?, ?, ?, 0)",
+                "insert into parcel (file, period, customer, revision, id, body, made_us, try_at_us, crc32)"
+                " values (?, ?, ?, ?, ?, ?, ?, 0, ?)",
                 rows,
             )
             self._db.execute(
-                "insert into file values (?, ?, ?)"
-                " on conflict (name) do update set taken = taken + excluded.taken, whole = excluded.whole",
-                [name, len(rows), whole],
+                "insert or replace into file (name, taken, whole, crc32) values (?, ?, ?, ?)",
+                [name, taken, int(whole), _checksum(name, taken, int(whole))],
             )
             crash.moment("queueing")
         crash.moment("queued")
@@ -157,12 +187,19 @@ class Outbox:
 
     def _next(self, condition: str, count: int, without: Collection[int]) -> list[Parcel]:
         query = (
-            "select period, customer, revision, id, body, number, attempts from parcel p"
+            "select file, crc32, period, customer, revision, id, body, number, attempts from parcel p"
             f" where {condition} and {IS_NEXT} order by try_at_us, number limit ?"
         )
         with self._trouble():
             rows = self._db.execute(query, [count + len(without)]).fetchall()
-        return [parcel for parcel in (Parcel(*row) for row in rows) if parcel.number not in without][:count]
+        found = []
+        for file, checksum, *row in rows:
+            parcel = Parcel(*row)
+            if checksum not in (None, _checksum_of(file, parcel)):
+                raise ParcelDamaged(file)
+            if parcel.number not in without:
+                found.append(parcel)
+        return found[:count]
 
     def settle(self, delivered: Sequence[Parcel], failed: Sequence[Failure], *, now_us: int) -> None:
         """Note what came of some tries."""
@@ -190,7 +227,7 @@ class Outbox:
             (stuck,) = self._db.execute("select count(*) from parcel where stuck").fetchone()
             (delivered,) = self._db.execute("select delivered from about").fetchone()
             oldest = self._db.execute("select made_us from parcel order by number limit 1").fetchone()
-        return Counts(waiting, stuck, delivered, oldest[0] if oldest else None)
+            return Counts(waiting, stuck, int(delivered), int(oldest[0]) if oldest else None)
 
     def can_go_on(self) -> bool:
         """Whether anything waits that is neither stuck nor behind one that is."""
@@ -227,9 +264,22 @@ class Outbox:
         except sqlite3.OperationalError as error:
             if means_disk_full(error) or "disk is full" in str(error):
                 raise DiskFull(str(self.path)) from error
+            # Our statements are always the same: if one is wrong, or a text is no UTF-8, the file has changed.
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR:
+                raise OutboxDamaged(str(error)) from error
             raise SinkError(f"the outbox {self.path} cannot be used: {error}", retry_helps=True) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise OutboxDamaged(str(error)) from error
+
+
+def _checksum_of(file: str, parcel: Parcel) -> int:
+    """The checksum of what is sent, and where to."""
+    return _checksum(file, parcel.period, parcel.customer, parcel.revision, parcel.id, parcel.body)
+
+
+def _checksum(*values: object) -> int:
+    """Of values of any kind: a flipped bit may turn a number into a text."""
+    return zlib.crc32(repr(values).encode())
 
 
 def set_aside(path: Path) -> Path:

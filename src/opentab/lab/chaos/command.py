@@ -35,7 +35,7 @@ def run_chaos(
     for path in (out, json_.parent if json_ else None):
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
-    if any(fault.store is Store.SMALL_DISK for fault in faults) and NAMESPACE not in os.environ:
+    if any(fault.store is Store.OWN_DISK for fault in faults) and NAMESPACE not in os.environ:
         _enter_namespace(seed)
     seed = int(os.environ.get(NAMESPACE, seed))
     directory = Path(tempfile.mkdtemp(prefix="opentab-chaos-"))
@@ -72,16 +72,16 @@ def chosen(names: Sequence[str]) -> list[Fault]:
 
 
 def _enter_namespace(seed: int) -> NoReturn:
-    """Start over in a mount namespace of our own, where a small disk can be mounted that nobody else sees."""
-    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount"]
+    """Start over in a mount namespace of our own, where a disk can be mounted that nobody else sees."""
+    unshare = ["unshare", "--mount"]
     try:
         works = subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode == 0
     except OSError:
         works = False
     if not works:
-        others = " ".join(f"--only {fault.name}" for fault in FAULTS if fault.store is not Store.SMALL_DISK)
+        others = " ".join(f"--only {fault.name}" for fault in FAULTS if fault.store is not Store.OWN_DISK)
         raise MachineError(
-            "a disk cannot be filled here: unshare(1) may not make a mount namespace",
+            "a disk can be neither filled nor cut off here: only root may mount one",
             hint=f"run as root, or play the others: {others}",
         )
     os.environ[NAMESPACE] = str(seed)

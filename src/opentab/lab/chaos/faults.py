@@ -22,6 +22,7 @@ from opentab.lab.chaos.stage import Stage, Store, send
 from opentab.lab.chaos.watch import Watch
 from opentab.lab.daemon import Daemon
 from opentab.lab.news import all_statements
+from opentab.ledger.journal import Journal
 
 FENCED = "another pipeline has taken over"
 FENCED_SECONDS_MAX = 120.0
@@ -197,8 +198,9 @@ def replica_disk(scene: Scene) -> None:
 
 
 def power_cut(scene: Scene) -> None:
+    """The power goes while load is on: home and ledger lose all that was not synced."""
     with scene.strike():
-        scene.stage.kill()
+        scene.stage.cut_power()
         scene.stage.start()
 
 
@@ -247,6 +249,13 @@ def disk_full(scene: Scene) -> None:
             stage.pass_time(stage.tempo.outage_seconds)
         finally:
             filler.unlink()
+
+
+def bit_flip(scene: Scene) -> None:
+    """One bit of a file with entries flips. It is flipped back, as if restored, once the pipeline has refused it."""
+    with scene.strike():
+        while not _is_refused(scene, scene.dice.choice(_entry_files(scene))):
+            pass
 
 
 def storage(scene: Scene) -> None:
@@ -306,7 +315,13 @@ FAULTS = (
     ),
     Fault("replica", "a replica killed", "the other one answers", replica),
     Fault("replica-disk", "a replica's LMDB destroyed", "it is made anew", replica_disk),
-    Fault("power-cut", "everything killed at once", "exact after the restart", power_cut),
+    Fault(
+        "power-cut",
+        "the disk under home and ledger loses all that was not synced, everything is killed",
+        "exact after the restart",
+        power_cut,
+        store=Store.OWN_DISK,
+    ),
     Fault("checkpoint", "the checkpoint directory deleted", "nothing changes", checkpoint),
     Fault("zombie", "the pipeline stands still and wakes up beside its successor", "fenced", zombie),
     Fault(
@@ -321,7 +336,13 @@ FAULTS = (
         "the disk under the ledger full",
         "stops clearly, goes on after",
         disk_full,
-        store=Store.SMALL_DISK,
+        store=Store.OWN_DISK,
+    ),
+    Fault(
+        "bit-flip",
+        "one bit of a file with entries flipped, and restored",
+        "the file is refused by its name, nothing is billed from it",
+        bit_flip,
     ),
     Fault(
         "folder",
@@ -340,6 +361,47 @@ def fill(filler: Path) -> None:
     with filler.open("ab", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(os.statvfs(filler.parent).f_bsize))
+
+
+def _is_refused(scene: Scene, file: Path) -> bool:
+    """Flip a bit of a file until the pipeline refuses it; False if compaction had replaced it: then nobody reads it."""
+    log = scene.stage.home.logs_path / "run.log"
+    said = log.stat().st_size
+
+    def is_named() -> bool:
+        return file.name in log.read_bytes()[said:].decode(errors="replace")
+
+    with _flipped(file, scene.dice):
+        scene.stage.wait_until(lambda: is_named() or file not in _entry_files(scene), "a damaged file was refused")
+        return is_named()
+
+
+def _entry_files(scene: Scene) -> list[Path]:
+    """The files with entries that the journal consists of now."""
+    home = scene.stage.home
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None
+    return [(journal.root / file.path).path for file in journal.entry_files()]
+
+
+@contextmanager
+def _flipped(file: Path, dice: Random) -> Iterator[None]:
+    """One bit in the first half of a file, where its rows are, is another for a while."""
+    at, bit = dice.randrange(4, file.stat().st_size // 2), 1 << dice.randrange(8)
+    flip(file, at, bit)
+    try:
+        yield
+    finally:
+        flip(file, at, bit)
+
+
+def flip(file: Path, at: int, bit: int) -> None:
+    """Change one bit of a file in place."""
+    with file.open("r+b") as handle:
+        handle.seek(at)
+        (byte,) = handle.read(1)
+        handle.seek(at)
+        handle.write(bytes([byte ^ bit]))
 
 
 def _through_a_closing(scene: Scene) -> None:

@@ -84,8 +84,8 @@ def play(
     began_at, began = datetime.now(UTC), time.monotonic()
     on_disk = [fault for fault in faults if fault.store is not Store.BUCKET]
     in_bucket = [fault for fault in faults if fault.store is Store.BUCKET]
-    # A small disk is as good as a large one for those who do not fill it.
-    disk = max((fault.store for fault in on_disk), key=lambda store: store is Store.SMALL_DISK, default=Store.DISK)
+    # A disk of its own is as good as another for those who do not break it.
+    disk = max((fault.store for fault in on_disk), key=lambda store: store is Store.OWN_DISK, default=Store.DISK)
     acts = []
     for store, programme, soak in ((disk, on_disk, minutes), (Store.BUCKET, in_bucket, 0.0 if on_disk else minutes)):
         if programme:

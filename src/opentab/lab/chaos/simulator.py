@@ -26,7 +26,7 @@ USUAL = Shares()
 
 
 class Simulator:
-    """Writes months to the home's log while it is on. Months follow each other through all runs."""
+    """Writes months to a home's log while it is on. Months follow each other through all runs."""
 
     def __init__(self, home: Home, *, seed: int, month_seconds: float, events: int) -> None:
         self._home = home

@@ -5,8 +5,8 @@ They are processes of their own on loopback, and all of them end with us.
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +26,7 @@ from opentab.lab.chaos.receiver import TIMEOUT_SECONDS, Receiver
 from opentab.lab.chaos.replica import Replica
 from opentab.lab.chaos.simulator import Simulator
 from opentab.lab.daemon import Daemon
+from opentab.lab.loop_disk import LoopDisk
 from opentab.lab.spark_cluster import SparkCluster
 from opentab.ledger.invoices import Invoices
 from opentab.sinks.files import missing
@@ -35,7 +36,8 @@ PARTITIONS = 3
 WORKER_CORES = 2  # one is the pipeline's; a successor beside a zombie needs the other
 PATIENCE_SECONDS = 600
 POLL_SECONDS = 0.25
-LEDGER_DISK = "256m"
+LEDGER_DISK_MEGABYTES = 256  # small enough to be filled
+HOME_DISK_MEGABYTES = 1024
 
 SETTINGS = """\
 [log]
@@ -72,7 +74,7 @@ class Store(StrEnum):
     """What the ledger lies on."""
 
     DISK = "disk"
-    SMALL_DISK = "small disk"  # of its own, which can be filled: for who may mount one
+    OWN_DISK = "disk of its own"  # which can be filled and whose power can be cut: for root
     BUCKET = "bucket"  # of a server that speaks S3
 
 
@@ -97,6 +99,13 @@ class Stage:
         self.directory = directory
         self.store = store
         self.ledger_path = directory / "ledger"
+        self.disks: list[LoopDisk] = []
+        if store is Store.OWN_DISK:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.disks = [
+                LoopDisk(directory / "ledger.img", self.ledger_path, megabytes=LEDGER_DISK_MEGABYTES),
+                LoopDisk(directory / "home.img", directory / "home", megabytes=HOME_DISK_MEGABYTES),
+            ]
         self.bucket: BucketServer | None = None
         if store is Store.BUCKET:
             directory.mkdir(parents=True, exist_ok=True)
@@ -109,7 +118,11 @@ class Stage:
         self.replicas = [Replica(directory / f"replica-{number}", self._ledger_settings) for number in (1, 2)]
         words = ["up", "--home", str(self.home.path), "--without", "serve", "--hung-after", "60s"]
         self.supervisor = Daemon("up", [sys.executable, "-m", "opentab.cli", *words], directory)
-        self.simulator = Simulator(self.home, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events)
+        # Who writes events is another machine, whose power stays on.
+        writer = self._make_home(directory / "simulator")
+        (self.home.path / "expected").symlink_to(writer.path / "expected")
+        self.simulator = Simulator(writer, seed=seed, month_seconds=tempo.month_seconds, events=tempo.events)
+        os.sync()  # the home was made long ago
 
     def __enter__(self) -> Stage:
         try:
@@ -124,8 +137,8 @@ class Stage:
         if self.bucket is not None:
             self.bucket.stop()
         self.kill()
-        if self.store is Store.SMALL_DISK:
-            subprocess.run(["umount", "--lazy", str(self.ledger_path)], capture_output=True, check=False)
+        for disk in self.disks:
+            disk.close()
 
     def start(self) -> None:
         """Start what does not run; returns when all of it does, the pipeline with its stream."""
@@ -139,7 +152,7 @@ class Stage:
         self.wait_until(lambda: self.streams, "the pipeline's stream ran")
 
     def kill(self) -> None:
-        """SIGKILL for all of it at once, as a power cut does; who writes events is elsewhere."""
+        """SIGKILL for all of it at once; who writes events is elsewhere."""
         tree = self.supervised()
         for daemon in (self.supervisor, self.receiver.daemon, *(replica.daemon for replica in self.replicas)):
             daemon.signal(signal.SIGKILL)
@@ -148,6 +161,14 @@ class Stage:
         self.cluster.kill()
         for daemon in (self.supervisor, self.receiver.daemon, *(replica.daemon for replica in self.replicas)):
             daemon.kill()
+
+    def cut_power(self) -> None:
+        """Nothing that was not synced is left on the disks of home and ledger, and every process is gone."""
+        for disk in self.disks:
+            disk.cut()
+        self.kill()
+        for disk in self.disks:
+            disk.restore()
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -201,9 +222,6 @@ class Stage:
     def _make_home(self, path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True)
         self.ledger_path.mkdir(parents=True, exist_ok=True)
-        if self.store is Store.SMALL_DISK:
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={LEDGER_DISK}", "tmpfs", str(self.ledger_path)]
-            subprocess.run(mount, check=True)
         text = SETTINGS.format(
             broker=self.broker.address,
             topic=TOPIC,

@@ -24,12 +24,14 @@ from opentab.server.shapes import EVENT_PROBLEMS, RECEIPT_PROBLEMS, Receipt, Tak
 
 EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
 RETRY = {"retry-after": "5"}
-WAIT_SECONDS, WAIT_SECONDS_MAX = 10, 25  # below what a request may take
+WAIT_SECONDS, WAIT_SECONDS_MAX = 10, 25
+WAIT_SHARE_MAX = 5 / 6  # of server.request_timeout: the rest is for the answer
 UNKNOWN = "no event with this id is known within the dedupe window"
 
 
 def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
     asking = conditions_of(desk)
+    wait_seconds_max = WAIT_SHARE_MAX * desk.home["server.request_timeout"].total_seconds()
 
     @api.post(
         "/v1/events",
@@ -53,7 +55,7 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
 
         Each event of a batch gets its own verdict, and the batch is answered with 202 whatever they are.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, wait_seconds_max)
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media not in EVENT_MEDIA:
             raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
@@ -77,8 +79,10 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
         if accepted:
             try:
                 spots = await asyncio.wrap_future(intake.append([lines[index] for index in accepted]))
+            except Overloaded as error:
+                raise Problem(error.status, str(error), headers=RETRY) from None
             except OpentabError as error:
-                raise Problem(503, error.fact, headers=RETRY) from None
+                raise Problem(503, str(error), headers=RETRY) from None
         if wait is None:
             return JSONResponse(_body(verdicts, len(accepted)), status_code=202)
         with_id = {spot: verdicts[index].has_id for index, spot in zip(accepted, spots, strict=True)}

@@ -12,7 +12,7 @@ from opentab.config import Home
 from opentab.server.asked import body_of
 from opentab.server.problem import Problem
 from opentab.server.session import cookie_of, no_cookie, token_in
-from opentab.server.shapes import SESSION_BODY, SESSION_PROBLEMS, Session
+from opentab.server.shapes import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
 from opentab.server.tokens import Gate, Token, TokenRefused
 
 BODY_BYTES_MAX = 8 * 1024
@@ -29,7 +29,7 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
             "zone": home["billing.zone"],
         }
 
-    @api.get("/session", response_model=Session, tags=["page"])
+    @api.get("/session", response_model=Session, responses=PROBLEM_503, tags=["page"])
     def session(request: Request) -> Response:
         """Whether a token is needed here, who the browser's own one is of, and how to show money and days."""
         token = None

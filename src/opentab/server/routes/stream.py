@@ -12,8 +12,8 @@ from opentab.events import CUSTOMER_BYTES_MAX
 from opentab.server.answers import Answers
 from opentab.server.asked import POSITION_MAX
 from opentab.server.desk import RETRY, Desk
-from opentab.server.feed import Feed
-from opentab.server.guard import TOKEN_ID
+from opentab.server.feed import Feed, always
+from opentab.server.guard import TOKEN_ID, TOKEN_IS_GOOD
 from opentab.server.problem import Problem
 from opentab.server.shapes import STREAM_ANSWERS
 
@@ -59,6 +59,7 @@ def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
             look,
             last_seen=min(last_seen, POSITION_MAX) if last_seen else None,
             holder=holder,
+            is_good=request.scope.get(TOKEN_IS_GOOD, always),
             pulse=fresh if pulse is not None else None,
         )
         return StreamingResponse(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -93,10 +93,12 @@ function describe(state, beat, freshness, pace) {
   const youState = unknown && freshness.link === "connecting" ? "unknown" : reached ? "up" : "down";
   const ageOfAnswer = freshness.age();
   const unread = pipeline?.unread_segments ?? 0;
+  const heldBack = alive ? pipeline.trouble ?? null : null;
   return [
     {
-      name: "Log", link: "up", state: up(true) === "up" && unread > 0 && !alive ? "busy" : up(true),
-      word: unknown || !reached ? "last known" : unread ? "backlog" : "read",
+      name: "Log", link: "up", state: up(true) === "up" && unread > 0 && !alive ? "busy" : up(!heldBack),
+      word: unknown || !reached ? "last known" : heldBack ? "held back" : unread ? "backlog" : "read",
+      why: heldBack ?? "",
       lines: [["unread", pipeline ? plural(unread, "segment") : "–"], ["partitions", count(known.length)], ["read in all", bytes(state?.input_bytes ?? 0)]],
     },
     {

@@ -1,0 +1,62 @@
+"""`opentab log adopt`: the ledger moves to another log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from opentab.config import Home
+from opentab.errors import InputError
+from opentab.ledger.files import new_run
+from opentab.ledger.journal import Journal
+from opentab.log import open_log
+from opentab.periods import to_us
+from opentab.pipeline.job import Job
+from opentab.pipeline.lock import Claim, HomeLock
+from opentab.pipeline.source import open_source
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What came of it."""
+
+    batch: int | None  # that records the move; None: the ledger was billed from this log already
+    before_id: str | None
+    log_id: str
+
+
+def adopt_log(home: Home, uri: str, *, same_offsets: bool) -> Adopted:
+    """Let the ledger be billed from the log at `uri`, which is made if there is none.
+
+    The move is a batch without events, committed like any other: whoever works on the ledger meanwhile is fenced.
+    With `same_offsets` reading goes on at the journal's offsets, else it starts at the log's beginning.
+    """
+    target = home.with_setting("log.uri", uri)
+    lock = HomeLock(home.path, take_over=False)
+    try:
+        journal = Journal.open(home.ledger, home.identity)
+        if journal is None:
+            raise InputError(
+                f"the ledger {home.ledger} does not exist yet, so it has no log to leave",
+                hint=f'set uri = "{uri}" under [log] and start opentab run',
+            )
+        before_id = journal.log_id()
+        if before_id is None and not same_offsets and uri == home["log.uri"]:
+            raise InputError(
+                f"the ledger {home.ledger} has recorded no log id yet, and {uri} is the log of this home",
+                hint="opentab run records its id with the next batch; there is nothing to adopt",
+            )
+        log_id = open_log(target).make_id()
+        if log_id == before_id:
+            return Adopted(None, before_id, log_id)
+        run = new_run()
+        claim = Claim(home.ledger, run)
+        source = open_source(target)
+        job = Job(target, journal, source, run=run, log_id=log_id, is_ours=claim.is_ours)
+        if same_offsets:
+            source.open(job.positions)  # raises where the log ends before them
+        record = job.adopt(to_us(datetime.now(UTC)), "same_offsets" if same_offsets else "beginning")
+        source.close()
+        return Adopted(record.batch, before_id, log_id)
+    finally:
+        lock.release()
