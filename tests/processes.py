@@ -24,8 +24,8 @@ SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\nlocal_bytes_max = 0\ncompac
 PATIENCE_SECONDS = 90
 
 
-def wait_for(what: Callable[[], bool], why: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def wait_for(what: Callable[[], bool], why: str, *, seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"waited too long until {why}"
         time.sleep(0.05)

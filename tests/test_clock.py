@@ -13,6 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -155,6 +157,24 @@ def left_by_an_earlier_version(home: Home) -> BatchRecord:
     assert last.event_count == 1, "b has counted twice"
     assert last.forgotten_us == last.partitions["default"].arrived_us - home.rules.dedupe_us
     return last
+
+
+def test_a_reversal_does_not_stand_for_an_id_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    put(home, NOW, line("a"))
+    bill(home, lambda: NOW)
+    reversal = {**json.loads(line("a")), "id": "r", "reverses": "a", "reason": "a mistake", "actor": "ann"}
+    put(home, NOW, line("b"), json.dumps(reversal).encode())
+    bill(home, lambda: NOW)
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None and journal.remembers_from() == 1
+    rows = journal.seen().to_table()
+    assert rows.num_rows == 4  # the reversal has two
+    places = [(row["batch"], row["number"], row["byte"]) for row in rows.to_pylist()]
+    gone = next(at for at, place in enumerate(places) if place[0] == 2 and places.count(place) == 1)
+    left = ds.dataset(rows.filter(pa.array([at != gone for at in range(4)])))
+    monkeypatch.setattr(Journal, "seen", lambda _: left)
+    assert journal.remembers_from() == 3
 
 
 def test_after_a_restart_all_is_as_if_the_clock_had_been_right(tmp_path: Path) -> None:

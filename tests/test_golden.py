@@ -36,7 +36,8 @@ def test_a_golden_home_is_read_and_gone_on_with(written: Path, tmp_path: Path, s
     if (written / "invoices.jsonl").exists():
         printed = json_lines(opentab("invoices", "--all-revisions", "--format", "json", home=home).stdout)
         assert printed == json_lines((written / "invoices.jsonl").read_text())
-    opentab("verify", home=home)
+    (verdict,) = json_lines(opentab("verify", "--format", "json", home=home).stdout)
+    assert verdict["unverified_files"] > 0, "these files have no checksums, and nobody is told otherwise"
 
     Producer(DirectoryLog(home.log_path)).append(event("golden", "1.25", "2026-01-31T12:00:00Z").encode())
     Pipeline(home, once=True, spark=spark).run()  # type: ignore[arg-type]

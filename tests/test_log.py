@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opentab.errors import ClockMismatch, DiskFull, InputError, LogError, SegmentDamaged
 from opentab.log import DirectoryLog, Producer, read_segment
-from opentab.log.clock import Restart, write_restart
+from opentab.log.clock import Restart, read_restart, write_restart
 from opentab.log.ingest import ingest
 from opentab.periods import to_us
 from opentab.place import Place
@@ -98,6 +98,20 @@ def test_a_restart_of_the_clock_lets_appends_go_on(log: DirectoryLog) -> None:
     Producer(log, clock=lambda: now + timedelta(days=9999)).append(b"c")
     with pytest.raises(ClockMismatch):
         ours.append(b"d")
+
+
+def test_a_flipped_bit_in_a_restart_is_noticed(tmp_path: Path) -> None:
+    place, restart = Place.of(tmp_path / "clock.json"), Restart(1_767_312_000_000_000, {"default": 1})
+    write_restart(place, restart)
+    whole = place.read()
+    for at in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            place.path.write_bytes(flipped)
+            assert read_restart(place) in (None, restart), (at, bit)
+    place.path.write_bytes(b'{"at_us":1767312000000000,"upto":{"default":1}}')  # of an earlier version
+    assert read_restart(place) == restart
 
 
 APPEND_MANY = """

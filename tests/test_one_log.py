@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -287,13 +288,62 @@ def test_a_pipeline_that_starts_during_a_move_stops(tmp_path: Path) -> None:
     bill(home, event("ann", "1.00"))
     append(home, event("ann", "2.00"))
     job = open_job(home, "late")
-    adopt_log(home, "second", same_offsets=False)
+    adopt_log(home, "second", same_offsets=False, leave_unread=True)
     portion = job.source.next(job.positions)
     assert portion is not None
     with pytest.raises(Fenced):
         job.bill(portion)
     with pytest.raises(LogMismatch, match=r"was moved to log .*set uri = 'second'"):
         job.reload()
+
+
+def test_what_the_old_log_holds_unread_is_not_left_behind_silently(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    bill(home, event("ann", "1.00"))
+    append(home, event("ann", "2.00"))
+    append(home, event("ann", "4.00"))
+    refused = opentab("log", "adopt", "second", home=home, check=False)
+    assert refused.returncode == 2
+    assert "the old log log has 2 segments that are not billed yet" in refused.stderr
+    assert "opentab run --once" in refused.stderr and "--leave-unread" in refused.stderr
+    assert not (home.path / "second").exists()
+
+    shutil.copytree(home.log_path, home.path / "copy")
+    log_of(home.with_setting("log.uri", "copy")).id_path.unlink()
+    append(home, event("ann", "8.00"))  # after it was copied
+    with pytest.raises(InputError, match="has 1 segments that are not billed yet"):
+        adopt_log(home, "copy", same_offsets=True)
+    shutil.rmtree(home.log_path)
+    assert adopt_log(home, "copy", same_offsets=True).batch == 2, "nothing can be read from a log that is gone"
+
+
+def test_unread_events_are_left_if_asked_for(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    bill(home, event("ann", "1.00"))
+    append(home, event("ann", "2.00"))
+    assert "batch 2 records" in opentab("log", "adopt", "second", "--leave-unread", home=home).stdout
+
+
+def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the ledger has said which log is its own, an append may go to the wrong one."""
+    home = new_home(tmp_path / "home")
+    bill(home, event("ann", "1.00"))
+    look = LogCheck._expected_id
+
+    def slow(check: LogCheck) -> str | None:
+        time.sleep(0.3)
+        return look(check)
+
+    monkeypatch.setattr("opentab.pipeline.log_check.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("opentab.pipeline.log_check.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(LogCheck, "_expected_id", slow)
+    with pytest.raises(LogMismatch, match=REFUSED):
+        LogCheck(second_home(home, tmp_path / "other")).check()
+    check = LogCheck(home)
+    check.check()
+    began = time.monotonic()
+    check.check()
+    assert time.monotonic() - began < 0.25, "a later look is not waited for so long"
 
 
 def test_a_move_to_the_same_log_changes_nothing(tmp_path: Path) -> None:
@@ -313,7 +363,7 @@ def test_producers_notice_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     producer.append(event().encode())  # there is no ledger yet
     bill_waiting(home)
     producer.append(event().encode())
-    adopt_log(home, "second", same_offsets=False)
+    adopt_log(home, "second", same_offsets=False, leave_unread=True)
     with pytest.raises(LogMismatch, match=REFUSED):
         producer.append(event().encode())
     log_of(home).id_path.write_text(f"{journal_of(home).log_id()}\n")  # as if log.uri led to the new one

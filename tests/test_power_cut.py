@@ -24,6 +24,7 @@ from opentab import config
 from opentab.config import Home
 from opentab.lab.free_port import free_port
 from opentab.lab.loop_disk import LoopDisk
+from opentab.ledger.delta_log import DeltaLog
 from processes import answers, check_exact, wait_for
 from product import json_lines, opentab
 from receivers import Receiver, new_receiver
@@ -33,9 +34,13 @@ pytestmark = pytest.mark.skipif(LEAVE_OUT in os.environ, reason=f"{LEAVE_OUT} is
 
 CUTS = 4
 UP_SECONDS = (4.0, 12.0)  # from the first answer to the cut
+CUTS_AT_CHECKPOINTS = 2  # the first ones: they come this long after a checkpoint of the journal got its name
+CHECKPOINT_SECONDS_MAX = 300  # a hundred batches, on two cores that do other work
+AFTER_CHECKPOINT_SECONDS = (0.0, 0.2)
 CUSTOMERS = ("emma", "jan", "lena")
 FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
-EVENTS_A_DAY = 40
+EVENTS_A_DAY = 120  # with the pause, so few that none is in the future after some minutes
+PAUSE_SECONDS = 0.02
 SETTINGS = """\
 [billing]
 out_of_orderness = "1h"
@@ -76,6 +81,7 @@ class Sender:
         self._thread: threading.Thread | None = None
         self.sent = 0
         self.accepted: set[str] = set()
+        self.ingested: set[str] = set()
 
     def start(self) -> None:
         self._over.clear()
@@ -90,10 +96,17 @@ class Sender:
     def _send(self) -> None:
         with httpx.Client(headers=self._headers, timeout=5) as client:
             while not self._over.is_set():
+                time.sleep(PAUSE_SECONDS)
                 events = [self._event() for _ in range(20)]
                 with suppress(httpx.HTTPError):
                     if client.post(self._url, json=events).status_code == 202:
                         self.accepted |= {event["id"] for event in events}
+
+    def ingest(self, home: Home) -> None:
+        """Append some with `opentab ingest`, which returns once they are durable."""
+        events = [self._event() for _ in range(20)]
+        opentab("ingest", home=home, stdin="".join(f"{json.dumps(event)}\n" for event in events))
+        self.ingested |= {event["id"] for event in events}
 
     def _event(self) -> dict[str, str]:
         at = FIRST_DAY + timedelta(days=self.sent / EVENTS_A_DAY)
@@ -118,7 +131,7 @@ def test_nothing_that_was_acknowledged_is_lost(disk: LoopDisk, start: Start) -> 
         token = issued(home, "--role", "admin")
         sender = Sender(url, token)
         revoked: list[str] = []
-        for _ in range(CUTS):
+        for cut in range(CUTS):
             up = start("up", home=home)
             wait_for(lambda: answers(url), "the server answered")
             before = len(sender.accepted)
@@ -126,13 +139,25 @@ def test_nothing_that_was_acknowledged_is_lost(disk: LoopDisk, start: Start) -> 
             wait_for(lambda before=before: len(sender.accepted) > before, "events were accepted")  # type: ignore[misc]
             revoked.append(issued(home, "--role", "reader"))
             opentab("token", "revoke", revoked[-1], home=home)
-            time.sleep(dice.uniform(*UP_SECONDS))  # until the moment of the cut
+            sender.ingest(home)
+            if cut < CUTS_AT_CHECKPOINTS:
+                log = DeltaLog(home.ledger.path / "journal")
+                known = max(log.checkpoints(), default=0)
+                wait_for(
+                    lambda log=log, known=known: max(log.checkpoints(), default=0) > known,  # type: ignore[misc]
+                    "the journal had a checkpoint",
+                    seconds=CHECKPOINT_SECONDS_MAX,
+                )
+                time.sleep(dice.uniform(*AFTER_CHECKPOINT_SECONDS))
+            else:
+                time.sleep(dice.uniform(*UP_SECONDS))  # until the moment of the cut
             disk.cut()
             kill(up)
             sender.stop()
             disk.restore()
         check_exact(home)
-        check_told(home, receiver, sender.accepted)
+        assert len(sender.ingested) == 20 * CUTS
+        check_told(home, receiver, sender.accepted | sender.ingested)
         up = start("up", "--without", "run", home=home)
         wait_for(lambda: answers(url), "the server answered")
         for text, status in [*((text, 401) for text in revoked), (token, 200)]:
@@ -161,7 +186,7 @@ def kill(up: subprocess.Popen[str]) -> None:
 
 
 def check_told(home: Home, receiver: Receiver, accepted: set[str]) -> None:
-    """All that POST accepted is in the log, and every invoice that the receiver was given is in the ledger."""
+    """All that POST and `ingest` accepted is in the log, and every invoice that the receiver was given is in the ledger."""
     lines = [path.read_bytes().splitlines()[1:] for path in home.log_path.rglob("*.seg")]
     in_log = [json.loads(line)["id"] for segment in lines for line in segment]
     assert accepted <= set(in_log)

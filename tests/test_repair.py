@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from ledgers import bill, new_home
 from opentab import config
 from opentab.config import Home
-from opentab.errors import LedgerError
+from opentab.errors import FileDamaged, LedgerError
 from opentab.lab.ledger_age import SyntheticLedger
-from opentab.ledger.delta_log import DeltaLog
+from opentab.ledger import delta_log
+from opentab.ledger.delta_log import LOG_NAME, DeltaLog
+from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.repair import recover, repair
 from product import json_lines, opentab
@@ -62,6 +66,45 @@ def test_a_torn_commit_at_the_end_is_set_aside(ledger: SyntheticLedger, tear: Ca
     assert not last.exists()
     assert journal_of(ledger.home).position == BATCHES - 1
     assert recover(ledger.home.ledger) == []
+
+
+@pytest.mark.parametrize("back", [1, 2, 3])
+def test_a_commit_that_has_all_its_bytes_is_not_torn(ledger: SyntheticLedger, back: int) -> None:
+    """It was synced and told of: without it a batch would be billed again, or be missing."""
+    log = log_of(ledger.home)
+    commit = log.commit_path(log.commits()[-back])
+    whole = commit.read_bytes()
+    damaged = 0
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 7
+        commit.write_bytes(flipped)
+        try:
+            assert recover(ledger.home.ledger) == [], at
+        except FileDamaged as error:
+            assert commit.name in str(error), at
+            damaged += 1
+        assert commit.read_bytes() == flipped, "nothing is set aside"
+    assert damaged > 10
+
+
+@pytest.mark.parametrize("end", [b"\0" * 100, b"\0"])
+def test_a_commit_that_ends_in_zeros_is_torn(ledger: SyntheticLedger, end: bytes) -> None:
+    log = log_of(ledger.home)
+    last = log.commit_path(log.commits()[-1])
+    last.write_bytes(last.read_bytes()[: -len(end)] + end)
+    assert len(recover(ledger.home.ledger)) == 1
+    assert journal_of(ledger.home).position == BATCHES - 1
+
+
+def test_what_is_left_is_durable_after_a_start(ledger: SyntheticLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(ledger.home)
+    log.write_checkpoint(log.commits()[-3])
+    synced: list[str] = []
+    monkeypatch.setattr(delta_log, "sync", lambda path: synced.append(path.name))
+    recover(ledger.home.ledger)
+    newest = log.checkpoint_path(log.checkpoints()[-1]).name
+    assert {newest, "_last_checkpoint", LOG_NAME, *(log.commit_path(n).name for n in log.commits()[-2:])} == set(synced)
 
 
 def test_a_torn_checkpoint_is_set_aside_while_its_commits_are_there(ledger: SyntheticLedger) -> None:
@@ -142,6 +185,53 @@ def test_doctor_repairs_a_real_home(tmp_path: Path) -> None:
     )
     (verdict,) = json_lines(opentab("verify", "--format", "json", home=home).stdout)
     assert verdict["agrees"], verdict
+
+
+@pytest.fixture
+def issued(tmp_path: Path) -> Home:
+    """Invoices of two positions, the second one with a revision."""
+    home = new_home(tmp_path / "issued", '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "40d"\n')
+    bill(home, event("a", "2026-01-03"), event("b", "2026-02-03"))
+    bill(home, event("c", "2026-01-05"), event("d", "2026-02-20"), event("e", "2026-03-03"))
+    return home
+
+
+def event(id_: str, day: str) -> str:
+    fields = {"id": id_, "time": f"{day}T10:00:00Z", "customer": "ann", "type": "CALL", "amount": "1.00"}
+    return json.dumps(fields)
+
+
+def invoice_files(home: Home) -> list[Path]:
+    return sorted((home.ledger / "invoices").path.glob("period=*/*.parquet"), key=lambda path: path.name)
+
+
+def test_the_log_of_invoices_is_made_again(issued: Home) -> None:
+    before = Invoices.open(issued.ledger)
+    assert before is not None and len(before.files) > 1
+    log = log_of(issued, "invoices")
+    last = log.commit_path(log.commits()[-1])
+    commit = last.read_bytes()
+    checkpoint_torn(issued, "invoices")
+    last.write_bytes(commit)  # the only one that is left
+    repair(issued.ledger, issued.identity)
+    after = Invoices.open(issued.ledger)
+    assert after is not None and (after.position, after.files) == (before.position, before.files)
+
+
+def test_an_invoice_that_is_there_twice_is_not_guessed_at(issued: Home) -> None:
+    first = invoice_files(issued)[0]
+    shutil.copy(first, first.with_name(first.name.replace(".checked", "0.checked")))  # the same run tried it before
+    checkpoint_torn(issued, "invoices")
+    with pytest.raises(LedgerError, match=r"revision 1 for ann is in .* and in .*"):
+        repair(issued.ledger, issued.identity)
+
+
+def test_a_damaged_file_of_invoices_is_not_left_out(issued: Home) -> None:
+    first = invoice_files(issued)[0]
+    first.write_bytes(first.read_bytes()[:-1])
+    checkpoint_torn(issued, "invoices")
+    with pytest.raises(LedgerError, match=f"{first.name} is damaged"):
+        repair(issued.ledger, issued.identity)
 
 
 def remembered(home: Home) -> pa.Table:

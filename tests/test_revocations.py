@@ -121,6 +121,19 @@ def test_the_list_of_earlier_versions_counts_too(servers: tuple[Home, str, str])
     assert read(url, texts[1]) == 401
 
 
+def test_the_list_of_earlier_versions_is_taken_over(store: BucketServer, tmp_path: Path) -> None:
+    """A server of another home over the same ledger has no such list."""
+    for home in (keyed_home(tmp_path / "disk"), keyed_home(tmp_path / "bucket", store.settings(tmp_path.name))):
+        home.revoked_path.parent.mkdir(exist_ok=True)
+        home.revoked_path.write_text("a1\na2\nno/id\n")
+        opentab("token", "revoke", "a3", home=home)
+        home.revoked_path.write_text("a1\na4\n")
+        Revocations(home.ledger, home.revoked_path).start()  # as a server does
+        other = Revocations(home.ledger, tmp_path / "none")
+        other.start()
+        assert [other.holds(id_) for id_ in ("a1", "a2", "a3", "a4", "a5")] == [True] * 4 + [False]
+
+
 def test_many_that_revoke_at_the_same_time(store: BucketServer, tmp_path: Path) -> None:
     for home in (keyed_home(tmp_path / "disk"), keyed_home(tmp_path / "bucket", store.settings(tmp_path.name))):
         ids = [token_id(token()) for _ in range(20)]

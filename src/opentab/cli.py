@@ -881,12 +881,13 @@ def log() -> None:
 @log.command("adopt")
 @click.argument("uri")
 @click.option("--same-offsets", is_flag=True, help="it holds the same events at the same offsets: go on where we are")
+@click.option("--leave-unread", is_flag=True, help="what the old log still holds unread is never billed")
 @at_home
-def log_adopt(home: Home, uri: str, same_offsets: bool) -> None:
+def log_adopt(home: Home, uri: str, same_offsets: bool, leave_unread: bool) -> None:
     """Bill the ledger from the log at URI from now on. URI is written as log.uri is."""
     from opentab.pipeline.adopt import adopt_log
 
-    adopted = adopt_log(home, uri, same_offsets=same_offsets)
+    adopted = adopt_log(home, uri, same_offsets=same_offsets, leave_unread=leave_unread)
     if adopted.batch is None:
         terminal.write(f"the ledger is billed from this log already: {adopted.log_id}; nothing was changed")
     else:
@@ -960,11 +961,12 @@ def token_issue(home: Home, role: str, customer: str | None, expires: str) -> No
 @at_home
 def token_revoke(home: Home, token_or_id: str) -> None:
     """Let a token, given by itself or by its id, be refused from now on."""
-    from opentab.server.revocations import revoke
+    from opentab.server.revocations import revoke, take_over
     from opentab.server.tokens import token_id
 
     wanted = token_id(token_or_id)
     revoke(home.ledger, wanted)
+    take_over(home.ledger, home.revoked_path)
     terminal.write(f"{wanted} is refused from now on")
 
 

@@ -20,7 +20,7 @@ from opentab import crash
 from opentab.ledger.billed import connect, register, status_of
 from opentab.ledger.files import LedgerFile, damaged, dataset_of, facts_of, stage
 from opentab.ledger.journal import Journal
-from opentab.ledger.listing import check_list, live_files
+from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.table import (
     WEEK_KEEPING,
     add_action,
@@ -121,6 +121,9 @@ def _snapshot(root: Place, table: DeltaTable) -> Snapshot:
     batch = table.transaction_version(APP) or 0
     live = live_files(root, table)
     check_list(root, table, [APP], live)
+    named = {number for file in live for number in (file["min.batch"], file["max.batch"])}
+    if named != ({batch} if batch else set()):  # there is always a file
+        raise damaged_log(root, f"it stands at batch {batch}, but its files at {sorted(named)}")
     files = sorted(LedgerFile(file["path"], file["num_records"]) for file in live)
     run = files[0].path.rpartition("/")[2].split("-")[1] if files else ""
     return Snapshot(batch, dataset_of(root, files, BALANCE), run, root, files)

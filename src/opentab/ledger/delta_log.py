@@ -4,8 +4,9 @@ delta-rs writes commit files and checkpoints without syncing them. After a power
 no bytes in it. So the order is ours: a commit is synced before anyone acts on it, a checkpoint is durable before it
 gets its name, and only then are the commits that it covers deleted.
 
-What a cut can still leave is a torn commit at the end, which nobody was told of: `recover` sets it aside. Earlier
-versions could leave a torn checkpoint without the commits that it covered: `CommitsLost`, see rebuild.py.
+What a cut can still leave is a torn commit at the end, which nobody was told of: `recover` sets it aside. Torn means
+that bytes are missing. A commit that has all its bytes and cannot be read is damaged, and may have been told of.
+Earlier versions could leave a torn checkpoint without the commits that it covered: `CommitsLost`, see rebuild.py.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ TORN_SUFFIX = ".torn"
 
 class CommitsLost(Exception):
     """Commits are gone without which the table cannot be read."""
+
+
+class CommitDamaged(Exception):
+    """A commit has all its bytes, and they are not those that were written."""
 
 
 class DeltaLog:
@@ -117,7 +122,8 @@ class DeltaLog:
         """Set aside what a power cut tore, where the table can be read without it. Returns the files' names.
 
         Only for the one that may write to the table. Raises CommitsLost where whole commits follow a torn or missing
-        one: they would be lost with it.
+        one: they would be lost with it; and CommitDamaged where a commit is neither whole nor torn.
+        What is left is durable on return.
         """
         checkpoints = {version: self._has_checkpoint(version) for version in self.checkpoints()}
         whole = [version for version, is_whole in checkpoints.items() if is_whole]
@@ -133,17 +139,33 @@ class DeltaLog:
         torn += [] if self._has_hint(whole) else [self.path / HINT_NAME]
         for path in torn:
             path.replace(path.with_name(path.name + TORN_SUFFIX))
-        if torn:
-            sync(self.path)
+        self._sync_all(max(whole, default=-1), last)
         return [path.name for path in torn]
 
+    def _sync_all(self, checkpoint: int, last: int) -> None:
+        """Make durable what the table is read from: whoever wrote it may have died before it was synced."""
+        with suppress(FileNotFoundError):
+            sync(self.path / HINT_NAME)
+        if checkpoint >= 0:
+            sync(self.checkpoint_path(checkpoint))
+        if last >= 0:
+            self.sync_commits(checkpoint, last)
+
     def _has_commit(self, version: int) -> bool:
-        """Whether a commit is there and whole: objects of JSON, one a line."""
+        """Whether a commit is there and not torn: objects of JSON, one a line."""
         try:
-            lines = self.commit_path(version).read_bytes().splitlines()
-            return bool([msgspec.json.decode(line, type=dict) for line in lines])
-        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            data = self.commit_path(version).read_bytes()
+        except FileNotFoundError:
             return False
+        lines = data.splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                msgspec.json.decode(line, type=dict)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                if _is_torn(data, line if number == len(lines) else b"", error):
+                    return False
+                raise CommitDamaged(f"line {number} of {self.commit_path(version).name} cannot be read") from error
+        return bool(lines)
 
     def _has_checkpoint(self, version: int) -> bool:
         try:
@@ -172,3 +194,13 @@ class DeltaLog:
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > SCRATCH_SECONDS_MAX:
                     shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_torn(data: bytes, last_line: bytes, error: Exception) -> bool:
+    """Whether a commit that cannot be read lacks bytes: they are zeros, or its last line breaks off.
+
+    A whole line ends with a brace. One flipped bit makes one zero at most.
+    """
+    if data.endswith(b"\0") or b"\0\0" in data:
+        return True
+    return "truncated" in str(error) and bool(last_line) and not last_line.endswith(b"}")

@@ -15,7 +15,7 @@ columns or more; so datasets always read two, and other reads compare the number
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -48,7 +48,6 @@ PERIOD = "period"
 READ_ALWAYS = ("batch", "position", "revision", "event_count", "number", "reason")
 CHECKED_SUFFIX = ".checked.parquet"
 FOOTER_READ_BYTES = 65_536
-FOOTERS_MAX = 20_000  # that a process remembers
 LOCAL = LocalFileSystem()
 PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -139,11 +138,12 @@ class LedgerFile(NamedTuple):
 
 
 def dataset_of(
-    root: Place, files: Iterable[LedgerFile], schema: pa.Schema, *, encoded: Sequence[str] = ()
+    root: Place, files: Sequence[LedgerFile], schema: pa.Schema, *, encoded: Sequence[str] = (), counts: bool = False
 ) -> ds.Dataset:
     """The rows of files whose columns are those of the schema; some columns as numbers and a dictionary.
 
-    Where files are of a period, it is one more column.
+    Where files are of a period, it is one more column. `counts` reads two columns to see that all rows are there: for
+    kinds of which nobody compares sums.
     """
     fragments = []
     format_ = PARQUET
@@ -162,6 +162,10 @@ def dataset_of(
         return ds.dataset(wanted.empty_table())
     dataset = ds.FileSystemDataset(fragments, wanted, format_, _filesystem(root))
     first, second, *_ = (ds.field(name).is_valid() for name in READ_ALWAYS if name in schema.names)
+    for file, fragment in zip(files, fragments, strict=True) if counts else ():
+        with naming(root / file.path):
+            found = fragment.scanner(schema=wanted, filter=first & second).count_rows()
+        check_rows(root / file.path, found, file.rows)
     return dataset.filter(first & second)
 
 
@@ -290,18 +294,10 @@ class _Footer(NamedTuple):
     facts: Mapping[str, str]
 
 
-_FOOTERS: dict[str, _Footer] = {}  # committed files never change
-
-
 def _footer_of(place: Place) -> _Footer:
-    known = _FOOTERS.get(place.uri)
-    if known is None:
-        with naming(place):
-            known = _read_footer(place)
-        if len(_FOOTERS) >= FOOTERS_MAX:
-            _FOOTERS.clear()
-        _FOOTERS[place.uri] = known
-    return known
+    """Read at every use: what was whole a minute ago may be damaged now."""
+    with naming(place):
+        return _read_footer(place)
 
 
 def _read_footer(place: Place) -> _Footer:

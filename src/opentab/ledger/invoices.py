@@ -6,18 +6,19 @@ from, so two pipelines cannot issue the same round twice, however long one of th
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab.errors import Fenced
 from opentab.ledger.files import LedgerFile, StagedFile, dataset_of
 from opentab.ledger.issue import INVOICE_OF_PERIOD
-from opentab.ledger.listing import check_list, live_files
+from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.table import (
     WEEK_KEEPING,
     add_action,
@@ -34,6 +35,7 @@ from opentab.periods import Period
 from opentab.place import Place
 
 APP = "opentab-invoices"
+ID_APP = "opentab-invoices-id"  # its number is a checksum of the table's id
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -105,9 +107,8 @@ class Invoices:
 
     def rows_of(self, files: Sequence[InvoiceFile]) -> ds.Dataset:
         """The lines in some of the files."""
-        return dataset_of(
-            self.root, [LedgerFile(file.path, file.rows, file.period) for file in files], INVOICE_OF_PERIOD
-        )
+        named = [LedgerFile(file.path, file.rows, file.period) for file in files]
+        return dataset_of(self.root, named, INVOICE_OF_PERIOD, counts=True)
 
     def latest_position(self, period: Period) -> int:
         """The last position at which an invoice of the period was issued; 0 where there is none."""
@@ -128,10 +129,9 @@ class Invoices:
         version = self._table.version()
         actions = [add_action(file, new=True, number="position") for file in files]
         try:
-            write_actions(self._table, actions, (APP, position), partition_by="period")
+            write_actions(self._table, actions, (APP, position), partition_by="period", marks=[id_mark(self._table)])
             self._table.update_incremental()
             self._see()
-            tidy_log(self.root, self._table, version, WEEK_KEEPING)
         except CommitFailedError as error:
             if "Concurrent transaction" in str(error):
                 raise fenced(position) from error
@@ -140,6 +140,7 @@ class Invoices:
             raise unwritable(self.root, error) from error
         if self.position != position:
             raise fenced(self.position)
+        tidy_log(self.root, self._table, version, WEEK_KEEPING)
 
     def sweep(self) -> int:
         """Delete the files that no commit names: what a closing that was killed had staged. Returns how many."""
@@ -153,10 +154,25 @@ class Invoices:
         self._position = self._table.transaction_version(APP) or 0
         files = live_files(self.root, self._table, partition_by="period")
         check_list(self.root, self._table, [APP], files)
+        last = max((file["max.position"] for file in files), default=0)
+        if self._position < last:
+            raise damaged_log(self.root, f"it ends at position {self._position}, but its files at {last}")
+        # Invoices are delivered under the table's id. An earlier version kept no copy of it.
+        if self._table.transaction_version(ID_APP) not in (None, _checksum(self.id)):
+            raise damaged_log(self.root, "the table's id does not match its checksum")
         self._files = sorted(
             InvoiceFile(file["partition.period"], file["max.position"], file["path"], file["num_records"])
             for file in files
         )
+
+
+def id_mark(table: DeltaTable) -> Transaction:
+    """The copy of the table's id that goes with each commit."""
+    return Transaction(ID_APP, _checksum(str(table.metadata().id)))
+
+
+def _checksum(id_: str) -> int:
+    return zlib.crc32(id_.encode())
 
 
 def fenced(position: int) -> Fenced:

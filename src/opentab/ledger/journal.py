@@ -27,6 +27,7 @@ from opentab.ledger.files import LedgerFile, StagedFile, dataset_of, read_table,
 from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
+from opentab.ledger.sums import check_batches, sums_of
 from opentab.ledger.table import (
     JOURNAL_KEEPING,
     add_action,
@@ -34,6 +35,7 @@ from opentab.ledger.table import (
     create_table,
     look_at,
     make_durable,
+    no_panic,
     open_table,
     remove_action,
     sweep,
@@ -113,8 +115,9 @@ class Journal:
     def refresh(self) -> None:
         """See what was committed since."""
         try:
-            self._table.update_incremental()
-            self._see()
+            with no_panic(self.root):
+                self._table.update_incremental()
+                self._see()
         except (DeltaError, OSError) as error:
             raise unreadable(self.root, error) from error
 
@@ -183,12 +186,10 @@ class Journal:
 
         Merges drop what is forgotten, so of earlier batches some may be missing.
         """
-        rows: Counter[int] = Counter()
-        scanner = self.seen().scanner(columns=["batch"], filter=ds.field("payload") != DID_NOT_COUNT)
-        for batch in scanner.to_batches():
-            for value in batch.column("batch").value_counts().to_pylist():
-                rows[value["values"]] += value["counts"]
-        lacking = (one.batch for one in self.batches() if rows[one.batch] < one.event_count - one.without_id)
+        place = ["batch", "partition", "number", "byte"]  # an event that reverses another has two rows
+        seen = self.seen().to_table(columns=place, filter=ds.field("payload") != DID_NOT_COUNT)
+        events = Counter(seen.group_by(place).aggregate([])["batch"].to_pylist())
+        lacking = (one.batch for one in self.batches() if events[one.batch] < one.event_count - one.without_id)
         return max(lacking, default=0) + 1
 
     def batch_rows(self) -> ds.Dataset:
@@ -226,7 +227,6 @@ class Journal:
             slow = time.monotonic() - started > SLEEP_SECONDS
             if self.position != record.batch or (slow and self._run_of(record.batch) != record.run):
                 raise fenced(self.position)
-            tidy_log(self.root, self._table, version_before, JOURNAL_KEEPING)
         except (DeltaError, OSError) as error:
             found = self._found(record.batch)
             if not self.root.is_local and found is not None and _same(found, record):
@@ -238,6 +238,7 @@ class Journal:
                 raise unwritable(self.root, error) from error
         finally:
             self._files = None
+        tidy_log(self.root, self._table, version_before, JOURNAL_KEEPING)
 
     def compact(self, *, run: str, files_max: int, is_behind: bool = False) -> int:
         """Merge small files into larger ones, if there are `files_max`. Returns how many were merged.
@@ -314,6 +315,10 @@ class Journal:
             [read_table(self.root / f["path"], KINDS[kind], f["num_records"]).cast(KINDS[kind]) for f in chosen]
         )
         batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
+        if kind == "entry":
+            others = [file for file in self._of_kind(kind) if file not in chosen]
+            records = self.batches(after=batches[0] - 1, upto=batches[1])
+            check_batches(sums_of(table), [record for record in records if not _is_in(others, record.batch)])
         return [add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)]
 
     def _run_of(self, batch: int) -> str:
@@ -342,7 +347,8 @@ class Journal:
     def _dataset(self, kind: str, after: int, upto: int | None, encoded: Sequence[str] = ()) -> ds.Dataset:
         last = self.position if upto is None else upto
         batch = ds.field("batch")
-        dataset = dataset_of(self.root, self._between(kind, after, last), KINDS[kind], encoded=encoded)
+        files = self._between(kind, after, last)
+        dataset = dataset_of(self.root, files, KINDS[kind], encoded=encoded, counts=kind == "seen")
         return dataset.filter((batch > after) & (batch <= last))
 
 
@@ -364,6 +370,11 @@ def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, 
         if len(taken) > 1:
             chosen.append(taken)
     return chosen
+
+
+def _is_in(files: list[dict[str, Any]], batch: int) -> bool:
+    """Whether one of the files may have rows of a batch."""
+    return any(file["min.batch"] <= batch <= file["max.batch"] for file in files)
 
 
 def _same(one: BatchRecord, other: BatchRecord) -> bool:

@@ -5,9 +5,10 @@ commit carries a second transaction number: a checksum of all files that its wri
 A sum is used, so writers that work at the same time (batches, compaction) need not know of each other: together their
 sums are the checksum of all live files. Whoever opens a table compares.
 
-The number is the writer's own transaction number and the checksum side by side. Where the first does not match, an
-earlier version of opentab has written since, which keeps no checksum: then nothing is compared, and the next batch
-starts anew. A bucket is not checked: stores keep checksums of their objects, and each look would be many requests.
+The number is the writer's own transaction number and the checksum side by side, so neither can change alone. Where an
+earlier version of opentab has written, which keeps no checksum, nothing is compared and the next batch starts anew; the
+names of its files must say so. A bucket is not checked: stores keep checksums of their objects, and each look would be
+many requests.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.errors import FileDamaged
 from opentab.ledger.delta_log import LOG_NAME
+from opentab.ledger.files import is_checked
 from opentab.place import Place
 
 NUMBERS = {"kind": "batch", "period": "position"}  # by a table's partition column: the number in its files' statistics
 _CHECKSUM_BITS = 32
 _MASK = 2**_CHECKSUM_BITS - 1
-_TAGS = 2**31
 
 _WRITTEN: dict[tuple[str, str], tuple[int, int]] = {}  # by table and writer: the last number and checksum
 
@@ -48,14 +49,22 @@ def live_files(root: Place, table: DeltaTable, *, partition_by: str = "kind") ->
 
 
 def check_list(root: Place, table: DeltaTable, apps: Sequence[str], files: Iterable[dict[str, Any]]) -> None:
-    """Raise FileDamaged unless the live files are those that the writers named `apps` have committed."""
+    """Raise FileDamaged unless the live files, and the number of the first app, are those that were committed.
+
+    `apps` are all writers of the table. The first one's number says where the table stands.
+    """
     if not root.is_local:
         return
-    listed = [table.transaction_version(_name(app)) for app in apps]
-    if sum(map(_of_live, files)) & _MASK == sum(number or 0 for number in listed) & _MASK:
+    live = list(files)
+    number = table.transaction_version(apps[0]) or 0
+    own, *others = [table.transaction_version(_name(app)) or 0 for app in apps]
+    if own >> _CHECKSUM_BITS == number and sum(map(_of_live, live)) & _MASK == (own + sum(others)) & _MASK:
         return
-    if all(_is_newest(table, app, number) for app, number in zip(apps, listed, strict=True)):
-        raise damaged_log(root, "its list of files does not match its checksum")
+    unchecked = [high for path, _, _, _, high, _ in (file.values() for file in live) if not is_checked(path)]
+    begun = own or any(others) or len(unchecked) < len(live)  # by this version
+    if number in unchecked or not begun or (not own and any(others)):
+        return  # an earlier version has written last, at most its files were merged
+    raise damaged_log(root, "its list of files does not match its checksum")
 
 
 def list_transaction(
@@ -76,7 +85,7 @@ def list_transaction(
         before = (table.transaction_version(_name(app)) or 0) - gone
     else:
         before = _before(table, app, number, others, live)
-    return [Transaction(_name(app), number % _TAGS << _CHECKSUM_BITS | (before + added) & _MASK)]
+    return [Transaction(_name(app), number << _CHECKSUM_BITS | (before + added) & _MASK)]
 
 
 def committed(table: DeltaTable, app: str, number: int, listed: Iterable[Transaction]) -> None:
@@ -100,16 +109,14 @@ def _before(
     last, listed = _WRITTEN.get((table.table_uri, app), (0, 0))
     if last and last == number - 1:
         return listed
-    known = table.transaction_version(_name(app))
-    if known is not None and _is_newest(table, app, known):
-        return known
+    if all(_is_newest(table, one) for one in (app, *others)):
+        return table.transaction_version(_name(app)) or 0
     return sum(map(_of_live, live())) - sum(table.transaction_version(_name(other)) or 0 for other in others)
 
 
-def _is_newest(table: DeltaTable, app: str, listed: int | None) -> bool:
+def _is_newest(table: DeltaTable, app: str) -> bool:
     """Whether the writer's last commit carries this checksum."""
-    last = table.transaction_version(app) or 0
-    return (listed or 0) >> _CHECKSUM_BITS == last % _TAGS
+    return (table.transaction_version(_name(app)) or 0) >> _CHECKSUM_BITS == (table.transaction_version(app) or 0)
 
 
 def _name(app: str) -> str:

@@ -78,23 +78,39 @@ def rebuild_invoices(ledger: Place) -> int:
     the last one was if a commit that is left names it, and is issued again otherwise.
     """
     root = ledger / "invoices"
-    attempts: dict[int, dict[str, list[DataFile]]] = {}
+    attempts: dict[int, dict[str, list[Path]]] = {}
     for path in sorted(root.path.glob("period=*/*.parquet"), key=lambda path: path.stat().st_mtime_ns):
         number, run, *_ = path.name.split("-")
-        file = _data_file(root, path, "position", [])
-        if file is not None:
-            attempts.setdefault(int(number), {}).setdefault(run, []).append(file)
+        attempts.setdefault(int(number), {}).setdefault(run, []).append(path)
     named, marked = _left_commits(root)
     last = max(attempts, default=0)
-    if last and not any(file.path in named for files in attempts[last].values() for file in files):
+    if last and not any(_below(root, path) in named for paths in attempts[last].values() for path in paths):
         del attempts[last]
-    files = [file for runs in attempts.values() for file in list(runs.values())[-1]]
+    files = _invoice_files(root, [path for runs in attempts.values() for path in list(runs.values())[-1]])
     position = max((marked, *attempts))
     _set_log_aside(root)
     Invoices.create(ledger)
     kinds = [file.staged(Path(file.path).parent.name.partition("=")[2], "period") for file in files]
     _name(root, kinds, (INVOICES_APP, position), column="period", number="position")
     return position
+
+
+def _invoice_files(root: Place, paths: Sequence[Path]) -> list[DataFile]:
+    """These files, each invoice in one of them. A closing that failed and was tried again left some twice."""
+    found = []
+    issued: dict[tuple[str, str, int], Path] = {}
+    for path in paths:
+        table = _read(path, ["customer", "revision"])
+        file = _data_file(root, path, "position", [])
+        if table is None or file is None:
+            raise _irreparable(root, f"{path} is damaged")
+        period = path.parent.name
+        for customer, revision in set(zip(*(column.to_pylist() for column in table.columns), strict=True)):
+            if other := issued.get((period, customer, revision)):
+                raise _irreparable(root, f"revision {revision} for {customer} is in {other} and in {path}")
+            issued[period, customer, revision] = path
+        found.append(file)
+    return found
 
 
 def _records(root: Place) -> list[BatchRecord]:
@@ -183,7 +199,11 @@ def _data_file(root: Place, path: Path, number: str, columns: list[str]) -> Data
     groups = table.group_by(number).aggregate([([], "count_all"), *((name, "sum") for name in columns)])
     names = ["count_all", *(f"{name}_sum" for name in columns)]
     sums = {row[number]: tuple(row[name] for name in names) for row in groups.to_pylist()}
-    return DataFile(str(path.relative_to(root.path)), table.num_rows, path.stat().st_size, sums)
+    return DataFile(_below(root, path), table.num_rows, path.stat().st_size, sums)
+
+
+def _below(root: Place, path: Path) -> str:
+    return str(path.relative_to(root.path))
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:

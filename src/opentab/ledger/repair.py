@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from opentab.disk import sync
 from opentab.errors import LedgerError
-from opentab.ledger.delta_log import CommitsLost, DeltaLog
+from opentab.ledger.delta_log import CommitDamaged, CommitsLost, DeltaLog
+from opentab.ledger.listing import damaged_log
 from opentab.ledger.rebuild import rebuild_invoices, rebuild_journal
 from opentab.place import Place
 
@@ -32,6 +33,8 @@ def _recover(ledger: Place, table: str, *, rebuild: dict[str, str] | None) -> li
     try:
         torn = DeltaLog((ledger / table).path).recover()
         return [f"{table}: {name} was not finished when the power went, and is set aside" for name in torn]
+    except CommitDamaged as error:
+        raise damaged_log(ledger / table, str(error)) from error
     except CommitsLost as error:
         if table == "balances":
             return [_set_balances_aside(ledger)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from opentab.errors import FileDamaged
 from opentab.records import BatchRecord
 
@@ -15,6 +17,17 @@ class BatchSums(NamedTuple):
     rows: int
     event_count: int
     sum_micros: int
+
+
+def sums_of(entries: pa.Table) -> dict[int, BatchSums]:
+    """What entries come to, by batch."""
+    micros = entries["amount_micros"].cast(pa.decimal128(38, 0))  # a sum may leave 64 bits
+    table = pa.table({"batch": entries["batch"], "events": entries["event_count"], "micros": micros})
+    groups = table.group_by("batch").aggregate([([], "count_all"), ("events", "sum"), ("micros", "sum")])
+    return {
+        row["batch"]: BatchSums(row["count_all"], row["events_sum"], int(row["micros_sum"]))
+        for row in groups.to_pylist()
+    }
 
 
 def check_batches(found: Mapping[int, BatchSums], records: Iterable[BatchRecord]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,12 +17,14 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.disk import sync
-from opentab.errors import SchemaMismatch
+from opentab.errors import FileDamaged, SchemaMismatch
 from opentab.ledger.delta_log import LOG_NAME, DeltaLog
-from opentab.ledger.files import StagedFile
-from opentab.ledger.listing import committed, list_transaction
+from opentab.ledger.files import StagedFile, first_line
+from opentab.ledger.listing import committed, damaged_log, list_transaction
 from opentab.place import Place
 from opentab.records import SCHEMA_VERSION
+
+logger = logging.getLogger(__name__)
 
 VERSION_KEY = "opentab.schemaVersion"
 # delta-rs would write checkpoints that a power cut may tear, and delete the commits that they cover (delta_log.py).
@@ -30,6 +35,7 @@ CHECKPOINT_COMMITS = 100
 # In a bucket each commit after the checkpoint is a request for whoever opens the table.
 BUCKET_CHECKPOINT_COMMITS = 10
 LOOKS_MAX = 3
+GONE = re.compile(r"not found|no such file", re.IGNORECASE)
 
 Seen = TypeVar("Seen")
 
@@ -59,25 +65,41 @@ WEEK_KEEPING = LogKeeping(kept_seconds=7 * 24 * 3600)
 _durable: dict[str, int] = {}  # by table: this process has made all commits up to this version durable
 
 
+@contextmanager
+def no_panic(root: Place) -> Iterator[None]:
+    """Let a panic of delta-rs be FileDamaged: it panics where a checkpoint is not as it was written.
+
+    A panic is no Exception, and its class cannot be imported.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise damaged_log(root, "a checkpoint in it cannot be read") from error
+
+
 def open_table(root: Place) -> DeltaTable:
     """The table at a place, as it is now."""
-    return DeltaTable(root.uri, storage_options=root.delta_options)
+    with no_panic(root):
+        return DeltaTable(root.uri, storage_options=root.delta_options)
 
 
 def look_at(root: Place, look: Callable[[DeltaTable], Seen]) -> Seen:
     """What someone sees in a table.
 
-    In a bucket its commits may be cleared away between the look at their names and at them: then it looks again.
+    Its commits and checkpoints may be cleared away between the look at their names and at them: then it looks again.
     """
-    for _ in range(0 if root.is_local else LOOKS_MAX - 1):
-        try:
-            return look(open_table(root))
-        except TableNotFoundError:
-            raise
-        except DeltaError as error:
-            if "not found" not in str(error).lower():
+    with no_panic(root):
+        for _ in range(LOOKS_MAX - 1):
+            try:
+                return look(open_table(root))
+            except TableNotFoundError:
                 raise
-    return look(open_table(root))
+            except (DeltaError, FileNotFoundError) as error:
+                if not GONE.search(str(error)):
+                    raise
+        return look(open_table(root))
 
 
 def create_table(
@@ -134,10 +156,11 @@ def write_actions(
     mode: str = "append",
     partition_by: str = "kind",
     others: Sequence[str] = (),
+    marks: Sequence[Transaction] = (),
 ) -> None:
     """Commit file actions as one, with the number that fences them. It is visible then, and not durable yet.
 
-    `others` are the table's other writers.
+    `others` are the table's other writers, and `marks` are transaction numbers that are committed with it.
     """
     app, number = transaction
     listed = list_transaction(
@@ -148,7 +171,7 @@ def write_actions(
         mode,
         table.schema(),
         [partition_by],
-        commit_properties=CommitProperties(app_transactions=[Transaction(app, number), *listed]),
+        commit_properties=CommitProperties(app_transactions=[Transaction(app, number), *listed, *marks]),
         post_commithook_properties=NO_HOOKS,
     )
     committed(table, app, number, listed)
@@ -173,17 +196,26 @@ def make_durable(root: Place, table: DeltaTable) -> None:
 def tidy_log(root: Place, table: DeltaTable, version_before: int, keeping: LogKeeping) -> None:
     """Write a checkpoint every so many commits, then delete the commits that it covers.
 
-    Of several writers of a table only one calls it.
+    Of several writers of a table only one calls it. It follows a commit that was made, so trouble here is only told:
+    the next commit tries again.
     """
-    interval = keeping.checkpoint_commits if root.is_local else BUCKET_CHECKPOINT_COMMITS
+    try:
+        with no_panic(root):
+            _tidy_log(root, table, version_before, keeping)
+    except (DeltaError, OSError, FileDamaged) as error:
+        logger.warning("no checkpoint of %s: %s", root, first_line(error))
+
+
+def _tidy_log(root: Place, table: DeltaTable, version_before: int, keeping: LogKeeping) -> None:
     version = table.version()
-    if version_before // interval == version // interval:
-        return
     if not root.is_local:
-        table.create_checkpoint()
-        table.cleanup_metadata()
+        if version_before // BUCKET_CHECKPOINT_COMMITS != version // BUCKET_CHECKPOINT_COMMITS:
+            table.create_checkpoint()
+            table.cleanup_metadata()
         return
     log = DeltaLog(root.path)
+    if version - max(log.checkpoints(), default=0) < keeping.checkpoint_commits:
+        return
     log.write_checkpoint(version)
     log.clear(version, older_than_seconds=keeping.kept_seconds)
 

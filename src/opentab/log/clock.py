@@ -6,6 +6,7 @@ forward. So one append under a wrong clock would spoil all that follow. Appends 
 
 from __future__ import annotations
 
+import zlib
 from datetime import timedelta
 
 import msgspec
@@ -25,6 +26,7 @@ class Restart(msgspec.Struct, frozen=True):
 
     at_us: int  # counts as the last arrival of a partition
     upto: dict[str, int]  # whose last segment, or next offset, is still this one or an earlier one
+    crc32: int | None = None  # of the same without it; None: written by an earlier version
 
 
 def restart_place(home: Home) -> Place:
@@ -33,17 +35,24 @@ def restart_place(home: Home) -> Place:
 
 
 def read_restart(place: Place) -> Restart | None:
-    """The last restart, or None if there was none."""
+    """The last restart, or None if there was none, or it is damaged: appends are refused then, as they were before."""
     try:
-        return msgspec.json.decode(place.read(), type=Restart)
-    except (OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode(place.read(), type=Restart)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    plain = msgspec.structs.replace(found, crc32=None)
+    return plain if found.crc32 in (None, _checksum(plain)) else None
 
 
 def write_restart(place: Place, restart: Restart) -> None:
     """Tell producers of a restart; it is durable on return."""
     place.parent.make()
-    place.replace(msgspec.json.encode(restart), durable=True)
+    sealed = msgspec.structs.replace(restart, crc32=_checksum(restart))
+    place.replace(msgspec.json.encode(sealed), durable=True)
+
+
+def _checksum(restart: Restart) -> int:
+    return zlib.crc32(msgspec.json.encode(restart))
 
 
 def mismatch(what: str, last_us: int, now_us: int, silence_max: timedelta | None) -> ClockMismatch | None:

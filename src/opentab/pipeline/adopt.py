@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from opentab.config import Home
-from opentab.errors import InputError
+from opentab.errors import InputError, OpentabError
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal
 from opentab.log import open_log
@@ -25,11 +25,12 @@ class Adopted:
     log_id: str
 
 
-def adopt_log(home: Home, uri: str, *, same_offsets: bool) -> Adopted:
+def adopt_log(home: Home, uri: str, *, same_offsets: bool, leave_unread: bool = False) -> Adopted:
     """Let the ledger be billed from the log at `uri`, which is made if there is none.
 
     The move is a batch without events, committed like any other: whoever works on the ledger meanwhile is fenced.
-    With `same_offsets` reading goes on at the journal's offsets, else it starts at the log's beginning.
+    With `same_offsets` reading goes on at the journal's offsets, else it starts at the log's beginning. What the ledger
+    has not read of the old log is never billed then: so it is refused, unless `leave_unread` says that this is meant.
     """
     target = home.with_setting("log.uri", uri)
     lock = HomeLock(home.path, take_over=False)
@@ -46,6 +47,9 @@ def adopt_log(home: Home, uri: str, *, same_offsets: bool) -> Adopted:
                 f"the ledger {home.ledger} has recorded no log id yet, and {uri} is the log of this home",
                 hint="opentab run records its id with the next batch; there is nothing to adopt",
             )
+        is_same = before_id is not None and open_log(target).find_id() == before_id
+        if not leave_unread and not is_same:
+            _check_nothing_is_left(home, journal, target if same_offsets else None)
         log_id = open_log(target).make_id()
         if log_id == before_id:
             return Adopted(None, before_id, log_id)
@@ -60,3 +64,27 @@ def adopt_log(home: Home, uri: str, *, same_offsets: bool) -> Adopted:
         return Adopted(record.batch, before_id, log_id)
     finally:
         lock.release()
+
+
+def _check_nothing_is_left(home: Home, journal: Journal, copy: Home | None) -> None:
+    """Raise if the old log has what neither the journal nor the log's copy has. One that cannot be read has nothing."""
+    last = journal.last()
+    if last is None:
+        return
+    old = home.with_setting("log.uri", last.log_uri or home["log.uri"])
+    positions = {name: state.segment for name, state in last.partitions.items()}
+    try:
+        if journal.log_id() is not None and open_log(old).find_id() != journal.log_id():
+            return
+        if copy is not None:
+            positions |= open_source(copy).ends()
+        source = open_source(old)
+        unread = source.unread(positions)
+        source.close()
+    except (OpentabError, OSError):
+        return
+    if unread:
+        raise InputError(
+            f"the old log {old['log.uri']} has {unread:,} {source.unit} that are not billed yet, and would never be",
+            hint="bill them first: opentab run --once; to leave them unbilled: --leave-unread",
+        )

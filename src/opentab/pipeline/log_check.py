@@ -19,6 +19,7 @@ from opentab.records import Spot
 
 LOOK_SECONDS = 2.0  # how often a producer looks whether the ledger has moved to another log
 WAIT_SECONDS = 2.0  # how long an append waits for a ledger that does not answer
+FIRST_WAIT_SECONDS = 30.0  # the same until there was a first answer: nothing says yet which log is the right one
 
 
 def join_log(home: Home) -> tuple[Journal, str]:
@@ -67,6 +68,7 @@ class LogCheck:
         self._thread = ThreadPoolExecutor(1, "log-check")
         self._look: Future[None] | None = None
         self._looked = self._answered = float("-inf")
+        self._first_until: float | None = None
 
     def check(self) -> None:
         """Raise LogMismatch if it is not, and HomeMismatch if the ledger was made with other settings."""
@@ -76,7 +78,10 @@ class LogCheck:
             self._look = self._thread.submit(self._look_again)
         # While appends follow each other they need not wait for a look: the last answer is young.
         if self._look is not None and now - self._answered > 2 * LOOK_SECONDS:
-            wait([self._look], WAIT_SECONDS)
+            if self._first_until is None:
+                self._first_until = now + FIRST_WAIT_SECONDS
+            is_first = self._answered == float("-inf")
+            wait([self._look], max(WAIT_SECONDS, self._first_until - now) if is_first else WAIT_SECONDS)
         if self._refusal is not None:
             raise self._refusal
 

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,11 +49,24 @@ def revoke(ledger: Place, token_id: str) -> None:
         raise unwritable(ledger, error) from error
 
 
+def take_over(ledger: Place, old_list: Path) -> None:
+    """Copy what earlier versions kept in a home into the ledger, for the servers of other homes."""
+    try:
+        ids = old_list.read_text(encoding="utf-8", errors="replace").split()
+    except FileNotFoundError:
+        return
+    known = set((ledger / FOLDER).names())
+    for token_id in ids:
+        if token_id not in known and is_id(token_id):
+            revoke(ledger, token_id)
+
+
 class Revocations:
     """Which tokens were revoked, as one process knows it."""
 
     def __init__(self, ledger: Place, old_list: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`old_list` is the file in the home where earlier versions kept the ids."""
+        self._ledger = ledger
         self._folder = ledger / FOLDER
         self._prefix = f"{self._folder.uri}/"
         self._is_local = ledger.is_local
@@ -66,7 +80,9 @@ class Revocations:
         self._old_seen: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """List a bucket now, and then once a second. A disk needs no watch."""
+        """Take over the old list; list a bucket now, and then once a second. A disk needs no watch."""
+        with suppress(Exception):  # whatever says that the ledger is away: it is tried again at the next start
+            take_over(self._ledger, self._old_list)
         if self._is_local:
             return
         self._list()
