@@ -16,10 +16,10 @@ import pyarrow.dataset as ds
 from opentab import config
 from opentab.audit import Report
 from opentab.audit.murmur import murmur
+from opentab.billing.exact import Event, judge
 from opentab.events import Rules
 from opentab.log import DirectoryLog, Producer, read_segment
 from opentab.periods import to_us
-from opentab.pipeline.exact import Event, judge
 from opentab.records import ENTRY, REJECTION, SEEN, BatchRecord, PartitionState
 
 

@@ -41,7 +41,7 @@ def append(home: Home) -> Callable[..., int]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """One Spark session, shared by the tests that need no process of their own."""
-    from opentab.pipeline.session import open_session
+    from opentab.billing.session import open_session
 
     session = open_session(config.load(tmp_path_factory.mktemp("spark")))
     yield session

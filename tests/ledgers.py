@@ -2,39 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from opentab import config
+from opentab.billing.job import HeldBack, Job
+from opentab.billing.log_check import join_log
+from opentab.billing.portion import check_taken, ranges_between
+from opentab.billing.segment_reader import ROWS, next_segments
+from opentab.billing.segments import DirectorySource
+from opentab.billing.source import Source, open_source
+from opentab.billing.task import Order, Report, bill_chunks
+from opentab.closing.closer import Closer
 from opentab.config import Home
-from opentab.log import DirectoryLog, Producer
-from opentab.log.directory import Clock, Waiting, wall_clock
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.job import HeldBack, Job
-from opentab.pipeline.log_check import join_log
-from opentab.pipeline.segments import DirectorySource, SegmentPortion, bill_names, place_of
-from opentab.pipeline.source import open_source
-from opentab.pipeline.task import Order, Report
+from opentab.log import DirectoryLog, Producer, open_topic
+from opentab.log.directory import NAME_PATTERN, Clock, wall_clock
 from opentab.records import BatchRecord
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
-class SegmentFrame(SegmentPortion):
-    """Stands in for Spark: the same task function on the same names, in this process."""
+@dataclass
+class LocalPortion:
+    """Stands in for Spark: the same rows through the same task function, in this process."""
 
-    def __init__(self, job: Job, names: list[str], tasks: int) -> None:
-        log = log_of(job)
-        super().__init__(log, [Waiting(place_of(name)[1], name, 0, 0) for name in names], job.positions)
-        self.path = log.path
-        self.shares = [names[i::tasks] for i in range(tasks)]
-        self.billed = 0
+    source: Source
+    ranges: dict[str, tuple[int, int]]
+    shares: list[list[pa.RecordBatch]]  # the rows of each task
 
-    def bill(self, spark: object, order: Order) -> list[Report]:
-        self.billed += 1
-        if self.billed > 1:  # the tasks' ids conflict: one of them sees everything
-            self.shares = [[name for share in self.shares for name in share]]
-        return [bill_names(self.path, share, order) for share in self.shares if share]
+    def bill(self, order: Order, *, in_one_task: bool = False) -> list[Report]:
+        shares = [[rows for share in self.shares for rows in share]] if in_one_task else self.shares
+        read_rows = self.source.reader()
+        return [bill_chunks(read_rows(share), order) for share in shares]
+
+    def check(self, reports: Sequence[Report]) -> None:
+        check_taken(self.ranges, reports)
+        self.source.check(self.ranges, reports)
+
+    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        return self.source.lines(places)
+
+
+def segments_portion(job: Job, names: list[str], tasks: int = 1) -> LocalPortion:
+    """Some segments, by the names of their files, for so many tasks."""
+    places = [place_of(name) for name in names]
+    rows = [
+        pa.record_batch([[partition], [number - 1], pa.array([None], pa.binary())], schema=ROWS)
+        for partition, number in places
+    ]
+    ends: dict[str, int] = {}
+    for partition, number in places:
+        ends[partition] = max(number, ends.get(partition, 0))
+    ranges = ranges_between(job.positions, ends, {})
+    return LocalPortion(job.source, ranges, [share for i in range(tasks) if (share := rows[i::tasks])])
+
+
+def waiting_portion(job: Job) -> LocalPortion | None:
+    """What a streaming query would take next: all that waits and may be billed, up to the size of a batch."""
+    job.let_go()
+    source = job.source
+    source.unread(job.positions)
+    if isinstance(source, DirectorySource):
+        segments = next_segments(source.log.waiting(job.positions), events_max=job.home["pipeline.batch_events_max"])
+        names = [waiting.name for (name, number), waiting in segments if number <= job.upto.get(name, number)]
+        return segments_portion(job, names) if names else None
+    topic = open_topic(job.home)
+    assert topic is not None
+    ranges = ranges_between(source.starts(job.positions), source.ends(), job.upto)
+    if not ranges:
+        return None
+    found = topic.read({int(name): (first - 1, last) for name, (first, last) in ranges.items()})
+    topic.close()
+    rows = [
+        pa.record_batch(
+            [
+                pa.array([number] * len(messages), pa.int32()),
+                pa.array([message.offset for message in messages], pa.int64()),
+                pa.array([message.arrived_us for message in messages], pa.timestamp("us", tz="UTC")),
+                pa.array([message.value for message in messages], pa.binary()),
+            ],
+            names=["partition", "offset", "timestamp", "value"],
+        )
+        for number, messages in found.items()
+        if messages
+    ]
+    return LocalPortion(source, ranges, [rows])
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """The partition and the number of a segment, by the name of its file."""
+    match = NAME_PATTERN.fullmatch(name)
+    assert match is not None, name
+    return match["partition"], int(match["number"])
 
 
 def log_of(job: Job) -> DirectoryLog:
@@ -69,7 +132,7 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
     job = open_job(home, "run")
     job.ends_once = lambda positions: revise
     unread = log_of(job).unread(job.positions)
-    record = job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1_000), 1))
+    record = job.bill(segments_portion(job, names_of(log_of(job), unread, 1_000), 1))
     assert record is not None
     if close:
         Closer(home, run="run").close_due(job.journal)
@@ -80,11 +143,11 @@ def bill_waiting(home: Home) -> None:
     """Bill what lies in the log, batch after batch."""
     job = open_job(home, "run")
     while unread := log_of(job).unread(job.positions):
-        job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1_000), 1))
+        job.bill(segments_portion(job, names_of(log_of(job), unread, 1_000), 1))
 
 
 def bill_ready(job: Job) -> None:
     """Bill all that may be billed now, as the pipeline's loop does."""
-    while portion := job.next():
+    while portion := waiting_portion(job):
         with suppress(HeldBack):
             job.bill(portion)

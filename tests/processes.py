@@ -20,7 +20,7 @@ from opentab.heartbeat import read_heartbeat
 from opentab.lab.free_port import free_port
 from product import OPENTAB, json_lines, opentab
 
-SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\nlocal_bytes_max = 0\ncompact_files = 4\nsnapshot_batches = 3\n"
+SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"
 PATIENCE_SECONDS = 90
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from opentab import config
 from opentab.audit import verify
+from opentab.billing.run import Pipeline
+from opentab.billing.session import open_session
 from opentab.errors import DiskFull
 from opentab.lab.generator import Plan, generate
 from opentab.ledger.journal import Journal
-from opentab.pipeline.run import Pipeline
-from opentab.pipeline.session import open_session
 
 FREE_KIB = (0, 8, 16, 24, 40, 64)
 

@@ -26,9 +26,9 @@ from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
 from opentab.audit.wire import Counted, NotJsonError, decide, is_input, read
+from opentab.billing.exact import Refusal, judge
 from opentab.events import Reason, Rules
 from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
-from opentab.pipeline.exact import Refusal, judge
 from opentab.records import BatchRecord
 
 HOUR_US = 3_600_000_000

@@ -20,11 +20,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgers import SegmentFrame, log_of, names_of, open_job
+from ledgers import log_of, names_of, open_job, segments_portion
 from opentab import config, money
 from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
 from opentab.cli import commands
+from opentab.closing.closer import Closer
 from opentab.errors import InputError, LedgerError
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
@@ -32,7 +33,6 @@ from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal
 from opentab.log import Producer
 from opentab.periods import to_us
-from opentab.pipeline.closer import Closer
 from opentab.records import BALANCE
 from product import event
 
@@ -61,7 +61,7 @@ class Books:
         if lines:
             self.append(*lines)
         unread = log_of(self.job).unread(self.job.positions)
-        self.job.bill(SegmentFrame(self.job, names_of(log_of(self.job), unread, 100), 1))
+        self.job.bill(segments_portion(self.job, names_of(log_of(self.job), unread, 100), 1))
         return self.job.journal.position
 
     def close(self) -> None:

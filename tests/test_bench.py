@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,9 +152,9 @@ def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.Mon
     assert (commit.value, commit.spread) == (1.1, (1.0, 1.2))
 
 
-def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
     monkeypatch.setattr("opentab.lab.ledger_age.WINDOW_COMMITS", 20)
-    young, older, old = measure_ages(tmp_path, [3, 20, 40], say=lambda text: None)
+    young, older, old = measure_ages(spark, tmp_path, [3, 20, 40], say=lambda text: None)
     assert (young.batches, older.batches, old.batches) == (3, 20, 40)
     for age in (young, older, old):
         assert len(age.batch_ms) == len(age.commit_ms) == 20

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from deltalake import DeltaTable
 from ledgers import bill, new_home, open_job
 from opentab import config
 from opentab.audit import trace, verify
+from opentab.closing.closer import Closer
+from opentab.closing.spark_engine import SparkEngine
 from opentab.config import Home
 from opentab.errors import FileDamaged, LedgerError, OpentabError
 from opentab.ledger import balances, files
 from opentab.ledger.adhoc import VIEWS, run_query
-from opentab.ledger.billed import connect
 from opentab.ledger.damage import check_files
+from opentab.ledger.engine import connect
 from opentab.ledger.footer import KEY, checksum_agrees
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
@@ -33,7 +36,6 @@ from opentab.ledger.repair import recover
 from opentab.ledger.statement import statement_texts
 from opentab.ledger.totals import customer_totals
 from opentab.ledger.trouble import reading
-from opentab.pipeline.closer import Closer
 from opentab.place import Place
 from opentab.records import ENTRY, INVOICE, KINDS
 from opentab.replica import blocks
@@ -419,12 +421,12 @@ def test_a_file_must_have_the_rows_and_columns_that_were_committed(home: Home) -
 
 
 def test_a_closing_by_sparks_tasks_names_the_file(home: Home, tmp_path: Path, spark: Any) -> None:
-    copy = copy_of(home, tmp_path).with_setting("pipeline.closing_rows_max", 1)
+    copy = copy_of(home, tmp_path)
     file = parquet_files(copy, "entry")[-1]
-    column = pq.read_metadata(file).row_group(0).column(ENTRY.get_field_index("customer"))  # Spark alone reads it
+    column = pq.read_metadata(file).row_group(0).column(ENTRY.get_field_index("customer"))
     flip(file, column.data_page_offset + column.total_compressed_size - 1, 2)
     with pytest.raises(FileDamaged, match=f"{file.name} is damaged"):
-        Closer(copy, run="closing", spark=spark).close_due(journal_of(copy))
+        Closer(copy, run="closing", open_engine=partial(SparkEngine, spark)).close_due(journal_of(copy))
 
 
 def test_entries_without_checksums_must_add_up(tmp_path: Path) -> None:

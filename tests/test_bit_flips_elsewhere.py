@@ -26,21 +26,21 @@ import pyarrow as pa
 import pytest
 
 from apps import App, app_of
-from ledgers import SETTINGS, SegmentFrame, bill, log_of, names_of, new_home, open_job
+from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
 from opentab import config
 from opentab.audit import verify
 from opentab.audit.raw import RawDirectory
+from opentab.billing import across
 from opentab.config import Home
 from opentab.errors import ConfigError, OpentabError, ReplicaDamaged, SegmentDamaged, SinkError
 from opentab.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.statement import statement_texts
 from opentab.lock import Lock
 from opentab.log import DirectoryLog, Producer
 from opentab.log.segment import MAGIC
-from opentab.pipeline import across
 from opentab.place import Place
 from opentab.replica import blocks, row
 from opentab.replica.follower import Follower, inode_of
@@ -216,7 +216,7 @@ def test_a_correction_is_not_made_of_a_flipped_line(tmp_path: Path, monkeypatch:
         producer.append(with_id("a1", "1.25").encode())
     job = open_job(home, "run")
     log = log_of(job)
-    frame = SegmentFrame(job, names_of(log, log.unread(job.positions), 2), tasks=2)
+    frame = segments_portion(job, names_of(log, log.unread(job.positions), 2), tasks=2)
     path = log.path_of("default", 2)
     real = across._set_right
 

@@ -15,8 +15,8 @@ import pytest
 
 from ledgers import bill, new_home
 from opentab import config
+from opentab.billing.run import Pipeline
 from opentab.config import Home
-from opentab.pipeline.run import Pipeline
 from product import OPENTAB, event, json_lines, opentab
 
 

@@ -22,6 +22,9 @@ from hypothesis import strategies as st
 from ledgers import SETTINGS, bill_ready, new_home, open_job
 from opentab.audit.trace import trace
 from opentab.audit.verify import verify
+from opentab.billing import job
+from opentab.billing.clock import clocks_of, restart_clock
+from opentab.billing.lock import HomeLock
 from opentab.config import Home
 from opentab.errors import ClockMismatch, HomeLocked
 from opentab.ledger import seen
@@ -31,9 +34,6 @@ from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer, open_producer
 from opentab.periods import to_us
-from opentab.pipeline import job
-from opentab.pipeline.clock import clocks_of, restart_clock
-from opentab.pipeline.lock import HomeLock
 from opentab.records import BatchRecord
 from opentab.server.intake import Intake
 from product import OPENTAB, json_lines, opentab

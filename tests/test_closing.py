@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 from ledgers import bill, new_home, open_job
 from opentab import crash
+from opentab.billing.upkeep import keep_up
+from opentab.closing.closer import Closer
+from opentab.closing.closing import preview
 from opentab.config import Home
 from opentab.errors import Fenced
 from opentab.ledger import balances
-from opentab.ledger.billed import connect
-from opentab.ledger.closing import preview
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD, ISSUED, LINES, issue
 from opentab.ledger.journal import Journal
@@ -30,8 +32,6 @@ from opentab.ledger.standing import standings
 from opentab.ledger.statement import Statement, changes, read_statement, statement_texts
 from opentab.money import round_to_minor
 from opentab.periods import to_us
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.upkeep import keep_up
 from product import event
 
 MONTHS = dict(zip("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), range(1, 13), strict=True))

@@ -108,7 +108,7 @@ def test_executors_need_nothing_of_the_drivers_disk_but_the_ledger(tmp_path: Pat
     home_path.mkdir()
     with SparkCluster(tmp_path / "cluster", hidden_path=home_path) as cluster:
         (home_path / "opentab.toml").write_text(
-            f'[ledger]\nuri = "{ledger}"\n[pipeline]\nlocal_bytes_max = 0\nbatch_events_max = 3000\nclosing_rows_max = 1\n'
+            f'[ledger]\nuri = "{ledger}"\n[pipeline]\nbatch_events_max = 3000\n'
             f'[spark]\nmaster = "{cluster.master_url}"\ndriver.host = "127.0.0.1"\nexecutor.memory = "512m"\n'
         )
         home = config.load(home_path)

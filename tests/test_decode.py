@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opentab.billing import form
+from opentab.billing.decode import Decoded, decode
+from opentab.billing.exact import Event, Refusal, is_blank, judge
+from opentab.billing.values import instants_of
 from opentab.events import Reason, Rules
 from opentab.keys import key_of
 from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
-from opentab.pipeline import form
-from opentab.pipeline.decode import Decoded, decode
-from opentab.pipeline.exact import Event, Refusal, is_blank, judge
-from opentab.pipeline.values import instants_of
 from opentab.texts import FAR, Texts
 
 RULES = Rules(

@@ -12,12 +12,12 @@ import pytest
 
 import performance_page
 from opentab import cli, crash, errors
+from opentab.billing.exact import Refusal, judge
 from opentab.config import SETTINGS, Home, Setting
 from opentab.errors import OpentabError
 from opentab.events import Reason
 from opentab.lab.compare import read_figures
 from opentab.periods import to_us
-from opentab.pipeline.exact import Refusal, judge
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -154,7 +154,7 @@ def test_every_package_and_module_is_named_in_the_architecture() -> None:
     source = ROOT / "src" / "opentab"
     packages = [f"{path.parent.name}/" for path in source.glob("*/__init__.py")]
     modules = [path.name for path in source.glob("*.py") if path.stem != "__init__"]
-    inner = [path.name for path in source.glob("pipeline/*.py") if path.stem != "__init__"]
+    inner = [path.name for path in source.glob("billing/*.py") if path.stem != "__init__"]
     assert [name for name in (*packages, *modules, *inner) if name not in text] == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opentab.billing.exact import Event, Refusal, judge
 from opentab.config import Home, parse
 from opentab.errors import InputError
 from opentab.events import REASONS_BY_OTHERS, Reason
@@ -27,7 +28,6 @@ from opentab.log import DirectoryLog, read_segment
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock
 from opentab.money import format_micros
 from opentab.periods import next_period
-from opentab.pipeline.exact import Event, Refusal, judge
 
 NOW = datetime(2026, 7, 15, 12, tzinfo=UTC)
 HOUR_MS = 3_600_000

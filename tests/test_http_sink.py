@@ -25,7 +25,7 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import ConfigError, HomeLocked, SinkError
 from opentab.lab.free_port import free_port
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.statement import statement_texts
 from opentab.sinks.backlog import read_backlog

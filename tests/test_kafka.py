@@ -26,6 +26,12 @@ from opentab.audit.logs import Logs
 from opentab.audit.raw import open_raw
 from opentab.audit.recompute import recompute
 from opentab.audit.verify import verify
+from opentab.billing.adopt import adopt_log
+from opentab.billing.clock import restart_clock
+from opentab.billing.delivery import publish_rejections
+from opentab.billing.job import Job
+from opentab.billing.log_check import join_log, open_checked_producer
+from opentab.billing.source import open_source
 from opentab.config import Home
 from opentab.errors import ClockMismatch, ConfigError, LogError, LogMismatch, LogUnreachable
 from opentab.lab.broker import Broker
@@ -37,20 +43,13 @@ from opentab.log.directory import Clock, wall_clock
 from opentab.log.topic_producer import key_of
 from opentab.money import format_micros
 from opentab.periods import to_us
-from opentab.pipeline.adopt import adopt_log
-from opentab.pipeline.clock import restart_clock
-from opentab.pipeline.delivery import publish_rejections
-from opentab.pipeline.job import Job
-from opentab.pipeline.log_check import join_log, open_checked_producer
-from opentab.pipeline.messages import SMALL_BYTES, Sizes
-from opentab.pipeline.source import open_source
 from opentab.records import BatchRecord
 from opentab.server.intake import Intake
 from opentab.sinks.rejections import dead_letters
 from processes import position, streams, wait_for
 from product import event, json_lines, opentab
 
-SPARK_ONLY = "[pipeline]\nbatch_events_max = 2000\nlocal_bytes_max = 0\n"
+SMALL_BATCHES = "[pipeline]\nbatch_events_max = 2000\n"
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +81,7 @@ def bill_all(home: Home, *, accept_loss: bool = False, clock: Clock = wall_clock
     journal, log_id = join_log(home)
     job = Job(home, journal, source, run="run", log_id=log_id, clock=clock)
     source.open(job.positions)
-    while portion := source.next(job.positions):
-        job.bill(portion)
+    bill_ready(job)
     source.close()
     return job.journal
 
@@ -122,7 +120,7 @@ def lose(broker: Broker, home: Home, partition: int, before: int) -> None:
 def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
     """Simulator, topic, Spark's own Kafka source, closings, late and bad events, the audit, the dead letters."""
     letters = '[kafka]\nrejections_topic = "the-whole-way-rejections"\npartitions = 3\n'
-    home = home_on(broker, tmp_path / "home", SPARK_ONLY + letters)
+    home = home_on(broker, tmp_path / "home", SMALL_BATCHES + letters)
     opentab("generate", "--events", "300", "--bad", "0.02", "--beyond", "0.01", "--until-final", home=home)
     opentab("run", "--once", home=home)
     verdict = json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]
@@ -381,7 +379,7 @@ def test_other_cores_and_partitions_on_the_same_home(broker: Broker, tmp_path: P
     """Nothing is migrated: the old pipeline ends, a new one with other measures starts, the bill is exact."""
     for cores, partitions in ((1, 1), (2, 3)):
         cluster = f'[kafka]\npartitions = 1\n[spark]\nmaster = "local[{cores}]"\n'
-        home = home_on(broker, tmp_path / "home", SPARK_ONLY + cluster)
+        home = home_on(broker, tmp_path / "home", SMALL_BATCHES + cluster)
         if partitions > 1:
             add_partitions(broker, home, partitions)
         opentab("generate", "--events", "300", "--first-period", f"2026-0{cores}", "--months", "1", home=home)
@@ -418,18 +416,15 @@ def test_a_topic_that_ends_before_the_journal(broker: Broker, tmp_path: Path) ->
     source.close()
 
 
-def test_a_topic_that_was_deleted_and_made_again_is_another_log(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_was_deleted_and_made_again_is_another_log(broker: Broker, tmp_path: Path) -> None:
     """Refilled past the journal's offsets, it would be taken for the old one."""
-    monkeypatch.setattr("opentab.pipeline.messages.LOSS_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("opentab.pipeline.messages.LOOK_SECONDS", 0.0)
     home = home_on(broker, tmp_path / "home", "[kafka]\npartitions = 1\n")
     append(home, event(amount="1.00"), event(amount="1.00"))
     positions = {"0": 2}
     assert bill_all(home).position == 1
     running = open_source(home)
     running.open(positions)
+    _, log_id = join_log(home)
     topic = open_topic(home)
     assert topic is not None
     admin = admin_of(broker)
@@ -441,7 +436,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_another_log(
     append(home, *(event(amount="8.00") for _ in range(4)))
 
     with pytest.raises(LogMismatch, match="is not the log any more that this pipeline began to read"):
-        running.next(positions)
+        running.check_id(log_id)
     running.close()
     done = opentab("run", "--once", home=home, check=False)
     assert done.returncode == 2
@@ -584,7 +579,7 @@ def test_tls_and_a_password(tmp_path: Path) -> None:
             f'[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_username = "{security.username}"\n'
             f'sasl_password_file = "password"\ntls_ca = "{security.ca_path}"\npartitions = 2\n'
         )
-        home = home_on(broker, tmp_path / "home", SPARK_ONLY + reached)
+        home = home_on(broker, tmp_path / "home", SMALL_BATCHES + reached)
         opentab("ingest", home=home, stdin=f"{event(amount='1.00')}\n{event('ann', '2.00')}\n")
         opentab("run", "--once", home=home)
         assert total(home) == "1.000000"
@@ -656,16 +651,3 @@ def test_options_pass_through(tmp_path: Path) -> None:
         'username="ann" password="say \\"please\\"\\\\";'
     )
     assert "please" not in repr(kafka)
-
-
-def test_messages_are_taken_for_large_until_a_batch_has_told() -> None:
-    sizes = Sizes()
-    assert not sizes.are_small
-    sizes.learn(100 * SMALL_BYTES, 100)
-    assert sizes.are_small
-    sizes.forget()  # as the tasks begin: should they fail, the next try is careful
-    assert not sizes.are_small
-    sizes.learn(100 * SMALL_BYTES + 1, 100)
-    assert not sizes.are_small
-    sizes.learn(0, 0)
-    assert not sizes.are_small

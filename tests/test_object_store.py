@@ -18,22 +18,21 @@ import pytest
 from deltalake import DeltaTable
 
 from commit_gate import CommitGate, commit_gate
-from ledgers import SETTINGS, SegmentFrame, bill, log_of, names_of, new_home, open_job
+from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
 from opentab import config
+from opentab.billing.job import Job
 from opentab.config import Home
 from opentab.errors import ConfigError, Fenced
 from opentab.lab.bucket_server import BUCKET, KEY_ID, SECRET, BucketServer
 from opentab.ledger.journal import Journal
 from opentab.ledger.table import look_at
 from opentab.log import DirectoryLog, Producer
-from opentab.pipeline.job import Job
 from opentab.place import Place
 from opentab.records import BatchRecord
 from processes import SMALL_BATCHES, caught_up_us, check_exact, position, serving, streams, wait_for
 from product import event, json_lines, opentab
 
 FROZEN_SECONDS = 8
-TASKS_CLOSE = "closing_rows_max = 1\n"  # Spark's tasks read and write the bucket, not the driver alone
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
 
 @pytest.fixture
 def bucket_home(store: BucketServer, tmp_path: Path) -> Home:
-    (tmp_path / "opentab.toml").write_text(SMALL_BATCHES + TASKS_CLOSE + store.settings(tmp_path.name))
+    (tmp_path / "opentab.toml").write_text(SMALL_BATCHES + store.settings(tmp_path.name))
     return config.load(tmp_path)
 
 
@@ -264,7 +263,7 @@ def race(home: Home, gate: CommitGate) -> list[BatchRecord | Fenced]:
     def bill_one(job: Job) -> BatchRecord | Fenced:
         names = names_of(log_of(job), log_of(job).unread(job.positions), 1)
         try:
-            return job.bill(SegmentFrame(job, names, 1))
+            return job.bill(segments_portion(job, names, 1))
         except Fenced as fenced:
             return fenced
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ledgers import SegmentFrame, log_of, names_of, new_home, open_job
+from ledgers import log_of, names_of, new_home, open_job, segments_portion
 from opentab import crash
 from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
@@ -153,11 +153,11 @@ def bill_history(
         if not unread:
             continue
         with dying_at(deaths[number - 1] if number <= len(deaths) else None):
-            job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1000), tasks))
+            job.bill(segments_portion(job, names_of(log_of(job), unread, 1000), tasks))
             job.journal.compact(run=f"merge{number}", files_max=2)
         job = open_job(home, f"again{number}")
         if unread := log_of(job).unread(job.positions):
-            job.bill(SegmentFrame(job, names_of(log_of(job), unread, 1000), tasks))
+            job.bill(segments_portion(job, names_of(log_of(job), unread, 1000), tasks))
         assert job.last is not None
         rule.bill(job.last.batch, placed)
         assert sum(record.event_count for record in job.journal.batches()) == rule.events
@@ -248,7 +248,7 @@ def test_off_counts_everything(tmp_path: Path) -> None:
     job = open_job(home, "run")
     lines = [Sent("x", 1).line(), Sent("x", 1).line(), Sent(None, 1, reverses="x").line()]
     Producer(log_of(job), "a").append("\n".join(lines).encode())
-    record = job.bill(SegmentFrame(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
+    record = job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
     assert (record.event_count, record.duplicates) == (2, 0)
     assert record.rejections == {"reversal_unknown": 1}  # nothing is remembered
     report = verify(home, job.journal)

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from apps import app_of
-from ledgers import bill, new_home, open_job
+from ledgers import bill, bill_ready, new_home, open_job, waiting_portion
 from opentab import config
 from opentab.audit import trace, verify
+from opentab.billing.adopt import adopt_log
+from opentab.billing.lock import HomeLock
+from opentab.billing.log_check import LogCheck, join_log, open_checked_producer
 from opentab.config import Home
 from opentab.doctor import examine
 from opentab.errors import Fenced, HomeLocked, InputError, LogError, LogMismatch
@@ -22,9 +25,6 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
 from opentab.money import format_micros
-from opentab.pipeline.adopt import adopt_log
-from opentab.pipeline.lock import HomeLock
-from opentab.pipeline.log_check import LogCheck, join_log, open_checked_producer
 from opentab.records import BatchRecord
 from product import event, opentab
 
@@ -71,7 +71,7 @@ def append(home: Home, *lines: str) -> None:
 def bill_waiting(home: Home) -> BatchRecord:
     """Bill what waits in the log, as a start of the pipeline does, in one batch."""
     job = open_job(home, "run")
-    portion = job.source.next(job.positions)
+    portion = waiting_portion(job)
     assert portion is not None
     return job.bill(portion)
 
@@ -173,7 +173,7 @@ def test_a_directory_that_is_replaced_under_a_pipeline_is_noticed(tmp_path: Path
     append(home, event("bob"))
     append(home, event("bob"))
     with pytest.raises(LogMismatch, match="is not the log any more that this pipeline began to read"):
-        job.source.next(job.positions)
+        bill_ready(job)
 
 
 def test_a_copy_of_a_home_goes_on(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_pipeline_that_starts_during_a_move_stops(tmp_path: Path) -> None:
     append(home, event("ann", "2.00"))
     job = open_job(home, "late")
     adopt_log(home, "second", same_offsets=False, leave_unread=True)
-    portion = job.source.next(job.positions)
+    portion = waiting_portion(job)
     assert portion is not None
     with pytest.raises(Fenced):
         job.bill(portion)
@@ -334,8 +334,8 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         time.sleep(0.3)
         return look(check)
 
-    monkeypatch.setattr("opentab.pipeline.log_check.WAIT_SECONDS", 0.1)
-    monkeypatch.setattr("opentab.pipeline.log_check.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("opentab.billing.log_check.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("opentab.billing.log_check.LOOK_SECONDS", 0.0)
     monkeypatch.setattr(LogCheck, "_expected_id", slow)
     with pytest.raises(LogMismatch, match=REFUSED):
         LogCheck(second_home(home, tmp_path / "other")).check()
@@ -357,7 +357,7 @@ def test_a_move_to_the_same_log_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_producers_notice_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opentab.pipeline.log_check.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("opentab.billing.log_check.LOOK_SECONDS", 0.0)
     home = new_home(tmp_path / "home")
     producer, check = open_checked_producer(home), LogCheck(home)
     producer.append(event().encode())  # there is no ledger yet
@@ -382,7 +382,7 @@ def test_a_bucket_that_is_gone_does_not_stop_the_log(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_read_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opentab.pipeline.log_check.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("opentab.billing.log_check.LOOK_SECONDS", 0.0)
     home = new_home(tmp_path / "home")
     bill(home, event("ann", "1.00"))
     producer = open_checked_producer(home)

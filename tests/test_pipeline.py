@@ -6,6 +6,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,21 @@ import pytest
 
 from ledgers import bill, new_home, open_job
 from opentab import config
+from opentab.billing.run import Pipeline, Progress
+from opentab.closing.closer import Closer
+from opentab.closing.spark_engine import SparkEngine
 from opentab.config import Home
-from opentab.errors import ClockMismatch, HomeMismatch, OpentabError, SchemaMismatch
+from opentab.errors import ClockMismatch, FileDamaged, HomeMismatch, OpentabError, SchemaMismatch
 from opentab.heartbeat import read_heartbeat
 from opentab.lab.bills import bills_by_own_month, invoiced_by_own_month
 from opentab.lab.generator import Plan, generate, read_bills, read_rejections
 from opentab.lab.news import all_statements
 from opentab.ledger import balances
-from opentab.ledger.closing import Closing, Due, Order, Staged
+from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
 from opentab.periods import to_us
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.closing_tasks import stage_on_spark
-from opentab.pipeline.run import Pipeline, Progress
 from product import event
 from test_decode import REFUSED
 
@@ -261,19 +262,6 @@ def test_sums_beyond_64_bits_stay_exact(
     assert journal_of(home).batches()[0].amount_micros == 999_999_999_999_999 * 10_000
 
 
-@pytest.mark.parametrize("local_bytes_max", [0, 10_000, 2**31])
-def test_who_bills_a_batch_changes_nothing(
-    tmp_path: Path, run_once: Callable[[Home], Progress], local_bytes_max: int
-) -> None:
-    settings = f"[pipeline]\nbatch_events_max = 300\nlocal_bytes_max = {local_bytes_max}\n"
-    (tmp_path / "opentab.toml").write_text(settings)
-    home = config.load(tmp_path)
-    generate(Plan(**MONTHS), home)
-    progress = run_once(home)
-    assert progress.batches > 4
-    assert own_bills(home) == read_bills(home.expected_path)
-
-
 def test_batches_are_bounded(tmp_path: Path, run_once: Callable[[Home], Progress]) -> None:
     (tmp_path / "opentab.toml").write_text("[pipeline]\nbatch_events_max = 100\n")
     home = config.load(tmp_path)
@@ -299,7 +287,6 @@ def test_a_heartbeat_tells_that_it_lives(
 
 def test_once_bills_what_it_may_and_says_what_is_held_back(home: Home, append: Callable[..., int], spark: Any) -> None:
     """Through Spark's tasks; the clock decides when the rest is billed."""
-    home = home.with_setting("pipeline.local_bytes_max", 0)
     now = datetime.now(UTC)
     append(event("ann", "1.00"), partition="good")
     for _ in range(2):
@@ -346,8 +333,6 @@ def test_what_failed_in_a_task_is_told(
     home: Home, append: Callable[..., int], run_once: Callable[[Home], Progress]
 ) -> None:
     append(event())
-    (home.path / "opentab.toml").write_text("[pipeline]\nlocal_bytes_max = 0\n")
-    home = config.load(home.path)
     Journal.create(home.ledger, home.identity)
     (home.ledger / "journal" / "kind=entry").path.write_text("no directory")
     with pytest.raises(OpentabError, match=r"^a Spark task failed: (NotADirectory|FileExists)Error: ") as error:
@@ -368,46 +353,65 @@ def test_a_damaged_segment_stops_the_job_with_its_name(
     assert run_once(home).events == 1
 
 
-def test_sparks_tasks_issue_the_same_invoices(
-    tmp_path: Path, run_once: Callable[[Home], Progress], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A closing that is too large for one process goes through Spark, and nobody can tell."""
-    on_spark: list[int] = []
-
-    def counted(spark: Any, closing: Closing, due: Due, order: Order) -> Staged:
-        on_spark.append(order.position)
-        return stage_on_spark(spark, closing, due, order)
-
-    monkeypatch.setattr("opentab.pipeline.closing_tasks.stage_on_spark", counted)
-    homes = []
-    for name, rows_max in (("here", 20_000_000), ("tasks", 1)):
-        path = tmp_path / name
-        path.mkdir()
-        (path / "opentab.toml").write_text(
-            f"[pipeline]\nbatch_events_max = 3000\nsnapshot_batches = 2\nclosing_rows_max = {rows_max}\n"
-        )
-        home = config.load(path)
-        plan = {**MONTHS, "late_share": 0.05, "beyond_share": 0.02, "until_final": True, "customers": 30}
-        generate(Plan(**plan), home)
-        progress = run_once(home)
-        assert progress.invoices > 60
-        assert bool(on_spark) == (name == "tasks")
-        homes.append(home)
-    here, tasks = ([{**s.as_json(), "issued_at": None} for s in all_statements(home)] for home in homes)
-    assert here == tasks
-    for home in homes:
-        expected = {key: micros for key, micros in read_bills(home.expected_path).items() if micros}
-        invoiced = invoiced_by_own_month(all_statements(home))
-        assert {key: micros for key, micros in invoiced.items() if micros} == expected
+def test_spark_and_a_reader_issue_the_same_invoices(tmp_path: Path, run_once: Callable[[Home], Progress]) -> None:
+    """One text for both: what Spark's tasks issued, DuckDB issues from the same journal."""
+    path = tmp_path / "spark"
+    path.mkdir()
+    (path / "opentab.toml").write_text("[pipeline]\nbatch_events_max = 3000\nsnapshot_batches = 2\n")
+    home = config.load(path)
+    plan = {**MONTHS, "late_share": 0.05, "beyond_share": 0.02, "until_final": True, "customers": 30}
+    generate(Plan(**plan), home)
+    assert run_once(home).invoices > 60
+    shutil.copytree(path, tmp_path / "reader")
+    again = config.load(tmp_path / "reader")
+    for table in ("invoices", "balances"):
+        shutil.rmtree(again.ledger.path / table)
+    Closer(again, run="again").close_due(journal_of(again))
+    on_spark, by_reader = ([{**s.as_json(), "issued_at": None} for s in all_statements(one)] for one in (home, again))
+    assert on_spark == by_reader
+    expected = {key: micros for key, micros in read_bills(home.expected_path).items() if micros}
+    invoiced = invoiced_by_own_month(all_statements(home))
+    assert {key: micros for key, micros in invoiced.items() if micros} == expected
 
 
-def test_sparks_tasks_close_what_only_the_balances_know(tmp_path: Path, spark: Any) -> None:
+def test_spark_closes_what_only_the_balances_know(tmp_path: Path, spark: Any) -> None:
     """The clock closes a month, and no entry came since the balances were drawn."""
-    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n[pipeline]\nclosing_rows_max = 1\n')
+    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n')
     bill(home, event("ann", "5.00", "2026-01-10T00:00:00Z"), event("bob", "1.00", "2026-01-11T00:00:00Z"))
     job = open_job(home, "run")
-    balances.write_snapshot(job.journal, home.calendar)
+    on_spark = partial(SparkEngine, spark)
+    balances.write_snapshot(job.journal, home.calendar, open_engine=on_spark)
     assert job.tick(to_us(datetime.now(UTC))) is not None
-    (issued,) = Closer(home, run="run", spark=spark).close_due(job.journal)
+    (issued,) = Closer(home, run="run", open_engine=on_spark).close_due(job.journal)
     assert (issued.position, issued.invoice_count) == (2, 2)
     assert [s.total for s in all_statements(home)] == ["5.00", "1.00"]
+
+
+def test_spark_cuts_a_large_closing_into_ranges_of_customers(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opentab.closing.closing.PART_ROWS", 10)
+    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n')
+    customers = [f"c{number:03d}" for number in range(40)]
+    bill(home, *(event(name, "1.00", "2026-01-10T00:00:00Z") for name in customers), close=False)
+    bill(home, event("zoe", "1.00", "2026-02-01T00:00:00Z"), close=False)
+    Closer(home, run="run", open_engine=partial(SparkEngine, spark)).close_due(journal_of(home))
+    invoices = Invoices.open(home.ledger)
+    assert invoices is not None
+    parts = [invoices.rows_of([file]).to_table(columns=["customer"])["customer"].to_pylist() for file in invoices.files]
+    assert len(parts) > 2
+    assert [name for part in parts for name in part] == customers, "each in one part, in their order"
+
+
+def test_spark_reads_only_what_its_checksums_vouch_for(tmp_path: Path, spark: Any) -> None:
+    home = new_home(tmp_path / "home", '[billing]\nout_of_orderness = "0s"\n')
+    bill(home, *(event(f"c{number}", "1.00", "2026-01-10T00:00:00Z") for number in range(400)), close=False)
+    bill(home, event("zoe", "1.00", "2026-02-01T00:00:00Z"), close=False)
+    (path, *_), *_ = journal_of(home).entry_files(upto=1)
+    damaged = (home.ledger / "journal" / path).path
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 3] ^= 4
+    damaged.write_bytes(content)
+    with pytest.raises(FileDamaged, match=damaged.name):
+        Closer(home, run="run", open_engine=partial(SparkEngine, spark)).close_due(journal_of(home))
+    assert Invoices.open(home.ledger) is None or not Invoices.open(home.ledger).files  # type: ignore[union-attr]

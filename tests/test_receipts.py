@@ -19,8 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from apps import App, app_of
-from ledgers import bill, bill_waiting, new_home
+from ledgers import bill, bill_ready, bill_waiting, new_home
 from opentab import config
+from opentab.billing.job import Job
+from opentab.billing.reread import Reread
+from opentab.billing.source import open_source
 from opentab.client import AsyncClient, Client, NotAllowed, NotThere
 from opentab.config import Home
 from opentab.errors import LogUnreachable
@@ -32,9 +35,6 @@ from opentab.ledger.receipt import Receipt, Trails
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.seen import Run, sorted_run, stage_run
 from opentab.log import DirectoryLog, Producer, open_producer
-from opentab.pipeline.job import Job
-from opentab.pipeline.reread import Reread
-from opentab.pipeline.source import open_source
 from opentab.place import Place
 from opentab.records import KINDS, SEEN, Spot
 from opentab.server.intake import Intake
@@ -623,6 +623,5 @@ def bill_topic(home: Home) -> None:
     source = open_source(home)
     job = Job(home, Journal.create(home.ledger, home.identity), source, run="run")
     source.open(job.positions)
-    while portion := source.next(job.positions):
-        job.bill(portion)
+    bill_ready(job)
     source.close()

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from ledgers import bill, new_home
 from opentab import crash
+from opentab.billing.upkeep import keep_up
+from opentab.closing.closer import Closer
 from opentab.config import Home
 from opentab.errors import FileDamaged, ReplicaDamaged
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.upkeep import keep_up
 from opentab.replica import batches, blocks
 from opentab.replica import row as row_module
 from opentab.replica import tops as tops_module

@@ -15,10 +15,10 @@ import pytest
 
 from ledgers import bill, new_home
 from opentab import crash
+from opentab.billing.delivery import Delivery, deliver
 from opentab.config import Home
 from opentab.errors import LedgerError, SinkError
 from opentab.ledger.invoices import Invoices
-from opentab.pipeline.delivery import Delivery, deliver
 from opentab.sinks.files import export_missing, missing
 from product import event, json_lines, opentab
 
@@ -142,7 +142,7 @@ def test_a_place_that_is_gone_is_a_sentence_and_loses_nothing(closed: Home) -> N
 
 
 def test_delivery_waits_for_the_place_and_fills_it_by_itself(closed: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opentab.pipeline.delivery.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("opentab.billing.delivery.LOOK_SECONDS", 0.05)
     closed.invoices_path.write_text("not yet")
     delivery = Delivery(closed)
     delivery.start()
@@ -170,7 +170,7 @@ def test_delivery_waits_for_the_place_and_fills_it_by_itself(closed: Home, monke
 
 
 def test_files_of_many_parts_are_one_file_in_order(closed: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opentab.ledger.closing.PART_ROWS", 3)
+    monkeypatch.setattr("opentab.closing.closing.PART_ROWS", 3)
     customers = [f"c{n:03d}" for n in range(40)]
     bill(closed, *(event(name, "1.00", "2026-02-10T00:00:00Z") for name in customers))
     bill(closed, event("zoe", "1.00", "2026-03-01T00:00:00Z"))

@@ -16,10 +16,10 @@ import pytest
 
 from ledgers import new_home
 from opentab import supervisor
+from opentab.billing.lock import HomeLock
 from opentab.config import Home
 from opentab.heartbeat import read_heartbeat
 from opentab.lab.free_port import free_port
-from opentab.pipeline.lock import HomeLock
 from opentab.sinks.backlog import read_backlog
 from opentab.supervisor import Part
 from processes import PATIENCE_SECONDS, SMALL_BATCHES, answers, check_exact, position, wait_for

@@ -25,10 +25,10 @@ from opentab.errors import ConfigError, DiskFull, InputError, LedgerError, Machi
 
 if TYPE_CHECKING:
     from opentab.audit.check import Check
+    from opentab.billing.run import Progress
     from opentab.lab.figures import Figure
     from opentab.ledger.invoices import Invoices
     from opentab.ledger.journal import Journal
-    from opentab.pipeline.run import Progress
     from opentab.server.serve import Tls
     from opentab.sinks.deliver import Outlook
 
@@ -159,9 +159,9 @@ def doctor(home: Home, repair: bool) -> int:
 @at_log
 def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
     """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
+    from opentab.billing.log_check import open_checked_producer
     from opentab.log.ingest import file_chunks, stream_chunks
     from opentab.log.ingest import ingest as append
-    from opentab.pipeline.log_check import open_checked_producer
 
     for file in files:
         if str(file) != "-" and not os.access(file, os.R_OK):
@@ -272,8 +272,8 @@ def _duration_option(name: str, text: str | None) -> timedelta:
 @at_log
 def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
+    from opentab.billing.run import Pipeline
     from opentab.memory import keep_memory
-    from opentab.pipeline.run import Pipeline
 
     keep_memory()
     line = terminal.LiveLine()
@@ -885,7 +885,7 @@ def log() -> None:
 @at_home
 def log_adopt(home: Home, uri: str, same_offsets: bool, leave_unread: bool) -> None:
     """Bill the ledger from the log at URI from now on. URI is written as log.uri is."""
-    from opentab.pipeline.adopt import adopt_log
+    from opentab.billing.adopt import adopt_log
 
     adopted = adopt_log(home, uri, same_offsets=same_offsets, leave_unread=leave_unread)
     if adopted.batch is None:
@@ -910,8 +910,8 @@ def log_adopt(home: Home, uri: str, same_offsets: bool, leave_unread: bool) -> N
 @at_log
 def log_clock(home: Home, restart: bool, format_: str) -> int:
     """Where arrival stands in each partition, beside this machine's clock. Ends with 1 if it contradicts that."""
+    from opentab.billing.clock import restart_clock
     from opentab.periods import format_us
-    from opentab.pipeline.clock import restart_clock
     from opentab.views.clock import print_clocks
 
     if restart:

@@ -268,10 +268,13 @@ SETTINGS = [
         "a batch takes about so many events at most, and at least one segment: a backlog needs no more memory",
     ),
     Setting(
-        "pipeline", "local_bytes_max", "1048576", _count_or_none,
-        "a batch of so many bytes at most is billed by the driver itself: a job of Spark's takes longer; 0 for never",
+        "pipeline", "batch_pause", '"250ms"', _duration,
+        "the least time from the start of a batch to the start of the next, while not --once",
     ),
-    Setting("pipeline", "batch_pause", '"250ms"', _duration, "the least time from batch to batch, while not --once"),
+    Setting(
+        "pipeline", "batch_pause_min", '"0s"', _duration,
+        "the least pause after a commit: for machines that do other work",
+    ),
     Setting(
         "pipeline", "idle_after", '"10m"', _duration,
         "a log partition that is read to its end and silent for so long holds no other back",
@@ -281,10 +284,6 @@ SETTINGS = [
         "after so long without events the time of day moves the watermark of a log that is read to its end",
     ),
     Setting("pipeline", "snapshot_batches", "500", _count, "write the balances every so many batches"),
-    Setting(
-        "pipeline", "closing_rows_max", "20000000", _count,
-        "a closing over more rows is computed by Spark's tasks, a smaller one beside the stream by one process",
-    ),
     Setting("pipeline", "compact_files", "64", _count, "merge small ledger files from so many on"),
     Setting("ledger", "uri", '"ledger"', _ledger_uri, "a directory, relative to the home, or s3://bucket/prefix"),
     Setting(
@@ -328,6 +327,8 @@ SETTINGS = [
     Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
     Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
 ]  # fmt: skip
+# Settings of earlier versions, which mean nothing any more.
+REMOVED = ("pipeline.local_bytes_max", "pipeline.closing_rows_max")
 SECTIONS = ("billing", "log", "kafka", "pipeline", "ledger", "invoices", "server", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"
 
@@ -485,7 +486,7 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
         for key in table:
             if section == "kafka" and key in TABLES and isinstance(table[key], dict):
                 continue
-            if section != "spark" and f"{section}.{key}" not in known:
+            if section != "spark" and f"{section}.{key}" not in known and f"{section}.{key}" not in REMOVED:
                 names = [s.key for s in SETTINGS if s.section == section]
                 raise ConfigError(f"{section}.{key} is no setting", hint=_nearest(key, names))
     values = {
@@ -511,7 +512,7 @@ def template() -> str:
                 f'# master = "{SPARK_MASTER_DEFAULT}"  # all cores, a task is tried up to 4 times; '
                 'any other Spark setting may follow, without its "spark."'
             )
-            lines.append('# driver.memory = "1g"')
+            lines.append('# driver.memory = "2g"')
         lines.append("")
     return "\n".join(lines)
 

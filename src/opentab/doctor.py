@@ -28,8 +28,8 @@ class Finding:
 
 def repair_ledger(home: Home) -> list[str]:
     """Make a ledger whole that a power cut or a disk damaged; says what was done. No pipeline may run meanwhile."""
+    from opentab.billing.lock import HomeLock
     from opentab.ledger.repair import repair
-    from opentab.pipeline.lock import HomeLock
 
     if not home.path.exists():
         return []
@@ -102,7 +102,7 @@ def _ledger(home: Home) -> Finding:
 
 def _log(home: Home) -> Finding | None:
     """Whether the log is the one that the ledger is billed from."""
-    from opentab.pipeline.log_check import check_log
+    from opentab.billing.log_check import check_log
 
     try:
         log_id = check_log(home)

@@ -14,6 +14,7 @@
     │   ├── HomeMismatch        zone, currency or period differ from those the home was made with
     │   ├── JournalGap          batch numbers are not 1, 2, 3 …
     │   ├── FileDamaged         a file's content is not what was written
+    │   ├── QueryFailed         a query over the ledger failed in Spark's tasks; it is tried again
     │   └── Fenced              another pipeline has committed in our place
     ├── ReplicaError            a replica cannot answer
     │   ├── ReplicaDamaged      its copy is torn or of something else: it is made anew
@@ -96,6 +97,10 @@ class JournalGap(LedgerError):
 
 
 class FileDamaged(LedgerError):
+    pass
+
+
+class QueryFailed(LedgerError):
     pass
 
 

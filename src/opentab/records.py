@@ -179,6 +179,8 @@ class BatchRecord(msgspec.Struct, frozen=True):
     log_uri: str | None = None  # where that log was: log.uri of the home
     adopted: Start | None = None  # the ledger moved to this log with this batch, and reads it from there
     restarts: list[ClockRestart] = []  # all that there were so far, in order; this batch's own is the last
+    tasks: dict[str, int] = {}  # how many of Spark's tasks billed it, by the host they ran on
+    progress: dict[str, float] = {}  # what Spark's streaming query said of the batch before, in milliseconds and rows/s
 
     @property
     def amount_micros(self) -> int:

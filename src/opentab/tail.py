@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from opentab.billing.exact import Refusal, is_blank, judge
 from opentab.config import Home
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
 from opentab.log.topic import Topic
 from opentab.money import format_micros
 from opentab.periods import format_us
-from opentab.pipeline.exact import Refusal, is_blank, judge
 from opentab.terminal import DIM, RED, paint, printable
 
 POLL_SECONDS = 0.2

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from opentab.billing.log_check import open_checked_producer
 from opentab.config import Home
 from opentab.lab.expected import add_expected, read_bills, read_rejections
 from opentab.lab.lines import Writer
@@ -24,7 +25,6 @@ from opentab.lab.telecom import MonthTally, Plan, Rows, Telecom, settle
 from opentab.log import Appends
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock, wall_clock
 from opentab.periods import Period, from_us, to_us
-from opentab.pipeline.log_check import open_checked_producer
 
 __all__ = ["Outcome", "Plan", "generate", "read_bills", "read_rejections", "write_lines"]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opentab import config
+from opentab.billing.session import open_session
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.lab.audited import audit, audit_replica
@@ -67,7 +68,9 @@ def bench_ingest(
             say(f"{label}: {end.warm_events_per_second:,.0f} events/s end to end, load was {end.run.load_before:.2f}")
     ages = [*(age for age in AGES if age < old_batches), old_batches]
     figures = [*run_figures(runs), *end_to_end_figures(folded)]
-    figures += age_figures(measure_ages(work_dir / "ledgers", ages, say=say))
+    spark = open_session(config.load(work_dir / "ledgers"))
+    figures += age_figures(measure_ages(spark, work_dir / "ledgers", ages, say=say))
+    spark.stop()
     machine["load_before"] = [run.load_before for turn in zip(*runs.values(), strict=True) for run in turn]
     write_json(json_path, machine, figures)
     return figures

@@ -14,17 +14,20 @@ from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from opentab import config
+from opentab.billing.job import Job
+from opentab.billing.portion import SparkPortion
+from opentab.billing.segment_reader import SCHEMA
+from opentab.billing.segments import DirectorySource
+from opentab.billing.upkeep import keep_up
+from opentab.closing.closer import Closer
 from opentab.ledger.files import new_run, stage
 from opentab.ledger.journal import Journal
 from opentab.ledger.table import CHECKPOINT_COMMITS
 from opentab.log.directory import DirectoryLog, Producer
 from opentab.periods import to_us
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.job import Job
-from opentab.pipeline.segments import DirectorySource
-from opentab.pipeline.upkeep import keep_up
 from opentab.records import ENTRY, BatchRecord, PartitionState
 
 UPKEEP_BATCHES = 16  # upkeep looks at the files so often; when it then works is its own decision
@@ -64,12 +67,12 @@ class SyntheticLedger:
     def _job(self) -> Job:
         return Job(self.home, self.journal, self._source, run=self.run)
 
-    def bill(self) -> float:
-        """Bill one event as the pipeline does; the milliseconds of the batch, from its segment to its commit."""
+    def bill(self, spark: SparkSession) -> float:
+        """Bill one event as a batch of the stream does; the milliseconds of the batch, from its rows to its commit."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._producer.append(EVENT % at.encode())
-        portion = self._source.next(self._job.positions)
-        assert portion is not None
+        number = self._producer.append(EVENT % at.encode())
+        frame = spark.createDataFrame([(MEASURED_PARTITION, number - 1, None)], SCHEMA)
+        portion = SparkPortion(self._source, frame, {MEASURED_PARTITION: (number, number)})
         began = time.perf_counter()
         record = self._job.bill(portion)
         took_ms = (time.perf_counter() - began) * 1000
@@ -136,21 +139,21 @@ class SyntheticLedger:
         return journal
 
 
-def measure_ages(work_dir: Path, ages: Sequence[int], *, say: Callable[[str], None]) -> list[Age]:
+def measure_ages(spark: SparkSession, work_dir: Path, ages: Sequence[int], *, say: Callable[[str], None]) -> list[Age]:
     """What ledgers of so many batches each cost over one window of batches, taken in turn."""
     ledgers = [SyntheticLedger(work_dir / f"of-{batches}") for batches in ages]
     for ledger, batches in zip(ledgers, ages, strict=True):
         ledger.grow(batches, say)
         # All begin the window alike, with nothing left to merge.
         ledger.journal.compact(run=ledger.run, files_max=2)
-        ledger.bill()  # the first one that is measured tells of its commit
+        ledger.bill(spark)  # the first one that is measured tells of its commit
     batch_ms: list[list[float]] = [[] for _ in ages]
     open_ms: list[list[float]] = [[] for _ in ages]
     live_files, log_files = [0] * len(ages), [0] * len(ages)
     for turn in range(WINDOW_COMMITS):
         for which in range(len(ages))[:: 1 if turn % 2 else -1]:
             ledger = ledgers[which]
-            batch_ms[which].append(ledger.bill())
+            batch_ms[which].append(ledger.bill(spark))
             if turn % UPKEEP_BATCHES == 0:
                 open_ms[which].append(ledger.open_ms())
             live_files[which] = max(live_files[which], ledger.live_files())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from opentab.config import Home
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.statement import Statement, read_statement, statement_texts
 from opentab.sinks.files import FileSet, file_sets

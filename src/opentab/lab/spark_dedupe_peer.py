@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from opentab import config
+from opentab.billing.session import open_session
 from opentab.lab.peers.progress import behind_the_warm_up
 from opentab.log.directory import DirectoryLog
-from opentab.pipeline.session import open_session
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 

@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 from opentab.config import Home
 from opentab.errors import InputError
 from opentab.ledger import balances
-from opentab.ledger.billed import connect
 from opentab.ledger.damage import damage_behind
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal

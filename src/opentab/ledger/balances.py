@@ -5,11 +5,12 @@ A snapshot holds the periods that are not final: what is final never changes aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -17,8 +18,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from opentab import crash
-from opentab.ledger.billed import connect, register, status_of
-from opentab.ledger.files import LedgerFile, damaged, dataset_of, facts_of, stage
+from opentab.errors import LedgerBug
+from opentab.ledger.billed import register, status_of
+from opentab.ledger.engine import CHUNK_ROWS, CUT, Engine, LocalEngine, OpenEngine, open_local
+from opentab.ledger.files import LedgerFile, StagedFile, damaged, dataset_of, facts_of, stage
 from opentab.ledger.journal import Journal
 from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.table import (
@@ -33,25 +36,28 @@ from opentab.ledger.table import (
     write_actions,
 )
 from opentab.ledger.trouble import unreadable, unwritable
-from opentab.periods import Calendar
+from opentab.periods import Calendar, Period
 from opentab.place import Place
 from opentab.records import BALANCE
 
-APP = "opentab-balances"
-CHUNK_ROWS = 1_000_000
-SUMS_KEY = "opentab.sums"  # in the footer of each file: its events and its micros
-MEMORY_LIMIT = "1GB"  # the rest goes to the disk
+Sums = Mapping[Period, tuple[int, int]]  # events and micros by period
 
-RUNNING = """
-    select period, day, customer, type, sum(micros)::decimal(38, 0) as sum_micros,
-           sum(event_count)::bigint as event_count, max(last_at) as last_at
+APP = "opentab-balances"
+SUMS_KEY = "opentab.sums"  # in the footer of each file: its events and its micros
+
+RUNNING = f"""
+    select period, day, customer, type, cast(sum(micros) as decimal(38, 0)) as sum_micros,
+           cast(sum(event_count) as bigint) as event_count, max(last_at) as last_at
     from (
-        select period, day, customer, type, sum_micros as micros, event_count, last_at from snapshot
-        union all
-        select period, day, customer, type, amount_micros::decimal(38, 0), event_count, last_at from billed
-    )
+        select {CUT} * from (
+            select period, day, customer, type, sum_micros as micros, event_count, last_at from snapshot
+            union all
+            select period, day, customer, type, cast(amount_micros as decimal(38, 0)), event_count, last_at from billed
+        ) used
+    ) cut
     group by period, day, customer, type
 """
+RUNNING_ORDER = ("customer", "day", "type")
 
 
 @dataclass(frozen=True)
@@ -130,24 +136,39 @@ def _snapshot(root: Place, table: DeltaTable) -> Snapshot:
 
 
 def running(
-    journal: Journal, calendar: Calendar, snapshot: Snapshot, *, upto: int, threads: int | None = None
-) -> duckdb.DuckDBPyConnection:
-    """A connection with the view `running`: the balances at batch `upto`, less what the snapshot left out."""
-    connection = connect(threads=threads, memory_limit=MEMORY_LIMIT)
-    register(connection, journal, calendar, after=snapshot.batch, upto=upto)
-    register_snapshot(connection, snapshot)
-    connection.execute(f"create or replace temp view running as {RUNNING}")
-    return connection
+    engine: Engine, journal: Journal, calendar: Calendar, snapshot: Snapshot, *, upto: int, parts: int = 1
+) -> dict[Period, tuple[int, int]]:
+    """Let `running` be the balances at batch `upto`, less what the snapshot left out.
+
+    Returns the events and micros of each period that they are of.
+    """
+    billed = register(engine, journal, calendar, after=snapshot.batch, upto=upto)
+    before = register_snapshot(engine, snapshot)
+    engine.view("running", RUNNING.format(parts=parts))
+    return added(billed.sums, before)
 
 
-def register_snapshot(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
-    """Give the connection the view `snapshot`, once its rows come to what was written."""
-    connection.register("snapshot", snapshot.rows)
-    found = connection.execute(
-        "select count(*), coalesce(sum(event_count), 0)::bigint, coalesce(sum(sum_micros), 0) from snapshot"
-    ).fetchone()
-    rows, event_count, sum_micros = found or (0, 0, 0)
-    snapshot.check(rows, event_count, int(sum_micros))
+def added(
+    one: Mapping[Period, tuple[int, int]], other: Mapping[Period, tuple[int, int]]
+) -> dict[Period, tuple[int, int]]:
+    """Events and micros of two by period, in order."""
+    nothing = (0, 0)
+    pairs = {period: (one.get(period, nothing), other.get(period, nothing)) for period in sorted({*one, *other})}
+    return {period: (mine[0] + theirs[0], mine[1] + theirs[1]) for period, (mine, theirs) in pairs.items()}
+
+
+def register_snapshot(engine: Engine, snapshot: Snapshot) -> dict[Period, tuple[int, int]]:
+    """Let `snapshot` be its rows, once they come to what was written; their events and micros by period."""
+    if snapshot.root is None:
+        engine.table("snapshot", BALANCE.empty_table())
+        return {}
+    engine.files("snapshot", snapshot.root, snapshot.files, BALANCE)
+    found = engine.rows(
+        "select period, count(*), cast(sum(event_count) as bigint), sum(sum_micros) from snapshot group by period"
+    )
+    rows, events, micros = (sum(int(row[at]) for row in found) for at in (1, 2, 3))
+    snapshot.check(rows, events, micros)
+    return {period: (events, int(micros)) for period, _, events, micros in found}
 
 
 def final_view(
@@ -166,13 +187,12 @@ def final_view(
     at_snapshot = journal.batches(after=snapshot.batch - 1, upto=snapshot.batch)[0]
     if period is not None and status_of(period, at_snapshot, calendar) != "final":
         return nothing
-    with connect() as older:
-        register(older, journal, calendar, after=0, upto=snapshot.batch)
-        periods = [p for (p,) in older.execute("select distinct period from billed").fetchall()]
+    with LocalEngine() as older:
+        periods = register(older, journal, calendar, after=0, upto=snapshot.batch).periods
         final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
         if not final:
             return nothing
-        rows = older.sql(
+        rows = older.connection.sql(
             """
             select period, customer, day, type, sum(amount_micros::decimal(38, 0)) as sum_micros,
                    sum(event_count)::bigint as event_count, max(last_at) as last_at
@@ -185,7 +205,7 @@ def final_view(
     return "final_billed"
 
 
-def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
+def write_snapshot(journal: Journal, calendar: Calendar, *, open_engine: OpenEngine = open_local) -> int | None:
     """Write the balances at the journal's position. Returns that batch, or None if nothing was to do."""
     root = journal.root.parent / "balances"
     before = latest(journal.root.parent)
@@ -195,39 +215,70 @@ def write_snapshot(journal: Journal, calendar: Calendar) -> int | None:
     if not before.belongs_to(journal):
         before = empty()
     record = journal.batches(after=upto - 1, upto=upto)[0]
-    connection = running(journal, calendar, before, upto=upto, threads=1)
-    periods = [p for (p,) in connection.execute("select distinct period from running").fetchall()]
-    keep = [period for period in periods if status_of(period, record, calendar) != "final"]
-    crash.moment("snapshot")
-    try:
-        table = _create(root)
-        reader = connection.sql(
-            f"select {upto}::bigint as batch, * from running where list_contains(?, period)"
-            " order by customer, day, type",
-            params=[keep],
-        ).to_arrow_reader(CHUNK_ROWS)
-        # There is always a file: its name tells which batch the snapshot was drawn at.
-        chunks = _tables(reader) if keep else iter([BALANCE.empty_table()])
-        files = [
-            stage(root, "balance", chunk, run=record.run, batches=(upto, upto), facts={SUMS_KEY: _sums(chunk)})
-            for chunk in chunks
-        ]
-        if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
-            return None
-        version = table.version()
-        write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
-        table.update_incremental()
-        make_durable(root, table)
-        tidy_log(root, table, version, WEEK_KEEPING)
-        crash.moment("snapshotted")
-        sweep(root, table)
-    except CommitFailedError as error:
-        if "Concurrent transaction" in str(error):
-            return None  # someone else was faster
-        raise unwritable(root, error) from error
-    except (DeltaError, OSError) as error:
-        raise unwritable(root, error) from error
+    row_count = before.row_count + journal.entry_rows(after=before.batch)
+    with open_engine(f"balances at batch {upto}", row_count) as engine:
+        parts = row_count // CHUNK_ROWS + 1
+        periods = running(engine, journal, calendar, before, upto=upto, parts=parts)
+        keep = sorted(period for period in periods if status_of(period, record, calendar) != "final")
+        crash.moment("snapshot")
+        try:
+            table = _create(root)
+            files = _stage(engine, root, {p: periods[p] for p in keep}, upto=upto, run=record.run, parts=parts)
+            if (table.transaction_version(APP) or 0) > upto and latest(journal.root.parent).belongs_to(journal):
+                return None
+            version = table.version()
+            write_actions(table, [add_action(file, new=True) for file in files], (APP, upto), mode="overwrite")
+            table.update_incremental()
+            make_durable(root, table)
+            tidy_log(root, table, version, WEEK_KEEPING)
+            crash.moment("snapshotted")
+            sweep(root, table)
+        except CommitFailedError as error:
+            if "Concurrent transaction" in str(error):
+                return None  # someone else was faster
+            raise unwritable(root, error) from error
+        except (DeltaError, OSError) as error:
+            raise unwritable(root, error) from error
     return upto
+
+
+class StagedBalances(msgspec.Struct, frozen=True):
+    """What a task has written aside, and what it comes to."""
+
+    file: StagedFile
+    sums: str  # as its footer keeps them
+
+
+def _stage(engine: Engine, root: Place, keep: Sums, *, upto: int, run: str, parts: int) -> list[StagedFile]:
+    """Write the balances of some periods aside, a file for each range of customers; together they come to `keep`.
+
+    There is always a file: its name tells which batch the snapshot was drawn at.
+    """
+    if not keep:
+        return [_stage_table(BALANCE.empty_table(), root, upto=upto, run=run)]
+    wanted = ", ".join(f"'{period}'" for period in keep)
+    sql = f"select cast({upto} as bigint) as batch, * from running where period in ({wanted})"
+    task = partial(stage_balances, root=root, upto=upto, run=run)
+    answers = engine.work(sql, task, parts=parts, order=RUNNING_ORDER)
+    staged = [msgspec.json.decode(answer, type=StagedBalances) for answer in answers]
+    found = tuple(sum(int(one.sums.split()[at]) for one in staged) for at in (0, 1))
+    expected = tuple(sum(sums[at] for sums in keep.values()) for at in (0, 1))
+    if found != expected:
+        raise LedgerBug(f"balances of {expected} events and micros were to be written, {found} were")
+    return [one.file for one in staged]
+
+
+def stage_balances(part: int, rows: Iterable[pa.RecordBatch], *, root: Place, upto: int, run: str) -> bytes | None:
+    """What a task does with its range of customers: it writes their balances aside."""
+    batches = [batch for batch in rows if batch.num_rows]
+    if not batches:
+        return None
+    chunk = pa.Table.from_batches(batches).select(BALANCE.names).cast(BALANCE)
+    return msgspec.json.encode(StagedBalances(_stage_table(chunk, root, upto=upto, run=run), _sums(chunk)))
+
+
+def _stage_table(chunk: pa.Table, root: Place, *, upto: int, run: str) -> StagedFile:
+    return stage(root, "balance", chunk, run=run, batches=(upto, upto), facts={SUMS_KEY: _sums(chunk)})
 
 
 def _create(root: Place) -> DeltaTable:
@@ -239,9 +290,3 @@ def _sums(chunk: pa.Table) -> str:
     events = pc.sum(chunk["event_count"]).as_py() or 0
     micros = pc.sum(chunk["sum_micros"].cast(pa.decimal256(76, 0))).as_py() or 0  # 38 digits might not hold it
     return f"{events} {int(micros)}"
-
-
-def _tables(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    for batch in reader:
-        if batch.num_rows:
-            yield pa.Table.from_batches([batch]).cast(BALANCE)

@@ -7,15 +7,14 @@ in the period that contains W(N-1).
 
 from __future__ import annotations
 
-import secrets
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
+from opentab.ledger.engine import Engine
 from opentab.ledger.journal import Journal
 from opentab.ledger.sums import BatchSums, check_batches
 from opentab.periods import (
@@ -23,12 +22,13 @@ from opentab.periods import (
     DAY_MIN,
     Calendar,
     Int64s,
+    Period,
     month_number,
     period_of_day,
     period_of_month,
     previous_period,
 )
-from opentab.records import BatchRecord
+from opentab.records import ENTRY, BatchRecord
 
 # W(0): before the first batch nothing is late.
 BEFORE_ALL_US = -(2**62)
@@ -36,7 +36,10 @@ BEFORE_ALL_US = -(2**62)
 OWN_PERIOD = "printf('%04d-%02d', year(day), month(day))"
 # The same as a number, many times faster.
 OWN_MONTH = "(year(day) * 12 + month(day) - 1)"
-PERIOD_OF_MONTH = "printf('%04d-%02d', own_month // 12, own_month % 12 + 1)"
+PERIOD_OF_MONTH = (
+    "lpad(cast(cast(floor(own_month / 12) as int) as string), 4, '0') || '-' || "
+    "lpad(cast(own_month % 12 + 1 as string), 2, '0')"
+)
 
 BILLED = f"""
     select {{columns}}, case when p.end_us <= b.final_before_us then b.watermark_period else p.period end as period
@@ -45,49 +48,55 @@ BILLED = f"""
     join period_ends p on p.own_month = {OWN_MONTH.replace("day", "e.day")}
 """
 DAYS = """
-    select batch, day, count(*) as rows, sum(event_count)::bigint as event_count, sum(amount_micros) as micros
+    select batch, day, count(*) as row_count, cast(sum(event_count) as bigint) as event_count,
+        sum(cast(amount_micros as decimal(38, 0))) as micros
     from entries_since group by batch, day
 """
 ENTRY_COLUMNS = "e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at"
 
 
-def connect(*, threads: int | None = None, memory_limit: str | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB that lives in memory and speaks UTC; beyond the limit it goes to the system's scratch space."""
-    connection = duckdb.connect()
-    connection.execute("set timezone = 'UTC'")
-    connection.execute("set temp_directory = ?", [str(Path(tempfile.gettempdir()) / f"opentab-{secrets.token_hex(6)}")])
-    if threads is not None:
-        connection.execute(f"set threads = {threads}")
-    if memory_limit is not None:
-        connection.execute(f"set memory_limit = '{memory_limit}'")
-    return connection
+@dataclass(frozen=True, slots=True)
+class BilledDays:
+    """What the entries of some batches come to, by batch and day, with the period that they are billed in."""
+
+    sums: dict[Period, tuple[int, int]]  # events and micros by the period that they are billed in
+
+    @property
+    def periods(self) -> set[Period]:
+        return set(self.sums)
 
 
-def register(
-    connection: duckdb.DuckDBPyConnection, journal: Journal, calendar: Calendar, *, after: int, upto: int
-) -> None:
-    """Give the connection the view `billed`: entries with the period that they are billed in.
+def register(engine: Engine, journal: Journal, calendar: Calendar, *, after: int, upto: int) -> BilledDays:
+    """Let `billed` be the entries with the period that they are billed in.
 
-    And the view `billed_days`: the same for the days of each batch, which are few. All entries are read for it, and
-    each batch must come to what its record says.
+    All entries are read for it once, and each batch must come to what its record says.
     """
     before = journal.batches(after=after - 1, upto=upto) if after else journal.batches(upto=upto)
-    connection.register("entries_since", journal.entries(after=after, upto=upto))
-    connection.register("batch_facts", batch_facts(before, calendar))
-    connection.execute(f"create or replace temp table days as {DAYS}")
-    sums = connection.execute(
-        "select batch, sum(rows)::bigint, sum(event_count)::bigint, sum(micros) from days group by batch"
-    ).fetchall()
-    found = {batch: BatchSums(rows, events, int(micros)) for batch, rows, events, micros in sums}
-    check_batches(found, [record for record in before if record.batch > after])
-    months = connection.execute(f"select distinct {OWN_MONTH} from days").fetchall()
-    connection.register("period_ends", period_ends([month for (month,) in months], calendar))
-    for name, entries, columns in (
-        ("billed", "entries_since", ENTRY_COLUMNS),
-        ("billed_days", "days", "e.batch, e.day"),
-    ):
-        query = BILLED.format(entries=entries, columns=columns)
-        connection.execute(f"create or replace temp view {name} as {query}")
+    files = journal.entry_files(after=after, upto=upto)
+    engine.files("entries_since", journal.root, files, ENTRY, where=f"batch > {after} and batch <= {upto}")
+    days = engine.rows(DAYS)
+    check_batches(_sums_of(days), [record for record in before if record.batch > after])
+    facts = batch_facts(before, calendar)
+    own_months = sorted({day.year * 12 + day.month - 1 for _, day, *_ in days})
+    engine.table("batch_facts", facts)
+    engine.table("period_ends", period_ends(own_months, calendar))
+    engine.view("billed", BILLED.format(entries="entries_since", columns=ENTRY_COLUMNS))
+    sums: dict[Period, tuple[int, int]] = {}
+    if days:
+        months = np.array([day.year * 12 + day.month - 1 for _, day, *_ in days], np.int64)
+        batches = np.array([batch for batch, *_ in days], np.int64)
+        for month, (*_, events, micros) in zip(billed_months(months, batches, before, calendar), days, strict=True):
+            had = sums.get(period := period_of_month(int(month)), (0, 0))
+            sums[period] = (had[0] + events, had[1] + int(micros))
+    return BilledDays(sums)
+
+
+def _sums_of(days: Iterable[tuple[Any, ...]]) -> dict[int, BatchSums]:
+    sums: dict[int, BatchSums] = {}
+    for batch, _, rows, events, micros in days:
+        had = sums.get(batch, BatchSums(0, 0, 0))
+        sums[batch] = BatchSums(had.rows + rows, had.event_count + events, had.sum_micros + int(micros))
+    return sums
 
 
 def period_ends(own_months: Sequence[int], calendar: Calendar) -> pa.Table:

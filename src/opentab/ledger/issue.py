@@ -8,14 +8,11 @@ a line change no amount, and so no invoice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import CUT, LocalEngine
 from opentab.money import round_to_minor
 from opentab.records import INSTANT, INVOICE, SUM
 
@@ -39,58 +36,73 @@ ISSUED = pa.schema(
     ]
 )
 INVOICE_OF_PERIOD = pa.schema([pa.field("period", pa.string()), *INVOICE])
-CHUNK_ROWS = 1_000_000
-
-DUE = """
-    with heads as (
-        select period, customer, max(revision) as revision, any_value(total_minor) as total_minor
-        from issued group by period, customer
-    ),
-    changed as (
-        select distinct period, customer from (
-            select coalesce(l.period, i.period) as period, coalesce(l.customer, i.customer) as customer
-            from lines l full outer join issued i
-                on l.period = i.period and l.customer = i.customer
-                and l.line_period = i.line_period and l.type = i.type
-            where coalesce(l.amount_micros, 0) <> coalesce(i.amount_micros, 0)
-        )
-        union
-        select distinct period, customer from lines l
-        where not exists (from heads h where h.period = l.period and h.customer = l.customer)
-    )
-    select l.period, l.customer, coalesce(h.revision, 0) + 1 as revision,
-        if(l.line_period = l.period, 'usage', 'adjustment') as kind, l.line_period, l.type,
-        l.amount_micros, l.event_count,
-        sum(l.amount_micros) over (partition by l.period, l.customer)::decimal(38, 0) as total_micros,
-        h.total_minor as previous_total_minor
-    from lines l
-    semi join changed c on c.period = l.period and c.customer = l.customer
-    left join heads h on h.period = l.period and h.customer = l.customer
-    order by l.period, l.customer, kind desc, l.line_period, l.type
+# Invoices of periods that have none yet: one row for each line.
+FIRST = """
+    select period, customer, cast(1 as bigint) as revision,
+        case when line_period = period then 'usage' else 'adjustment' end as kind, line_period, type,
+        amount_micros, event_count,
+        cast(sum(amount_micros) over (partition by period, customer) as decimal(38, 0)) as total_micros,
+        cast(null as decimal(38, 0)) as previous_total_minor
+    from lines
 """
+# Invoices that are due beside those in `issued`. The two sides meet in one grouping; a window then sees each invoice.
+DUE = f"""
+    with sides as (
+        select period, customer, line_period, type, amount_micros, event_count,
+            cast(0 as decimal(38, 0)) as issued_micros, cast(null as bigint) as revision,
+            cast(null as decimal(38, 0)) as total_minor, 1 as is_line
+        from lines
+        union all
+        select period, customer, line_period, type, cast(0 as decimal(38, 0)), cast(0 as bigint),
+            amount_micros, revision, total_minor, 0
+        from issued
+    ),
+    cut as (select {CUT} * from sides),
+    cells as (
+        select period, customer, line_period, type, sum(amount_micros) as amount_micros,
+            sum(event_count) as event_count, sum(issued_micros) as issued_micros, max(revision) as revision,
+            max(total_minor) as total_minor, max(is_line) as is_line
+        from cut group by period, customer, line_period, type
+    ),
+    customers as (
+        select *,
+            max(revision) over (partition by period, customer) as last_revision,
+            max(total_minor) over (partition by period, customer) as previous_total_minor,
+            sum(amount_micros) over (partition by period, customer) as total_micros,
+            max(case when amount_micros <> issued_micros then 1 else 0 end)
+                over (partition by period, customer) as is_changed
+        from cells
+    )
+    select period, customer, coalesce(last_revision, 0) + 1 as revision,
+        case when line_period = period then 'usage' else 'adjustment' end as kind, line_period, type,
+        cast(amount_micros as decimal(38, 0)) as amount_micros, cast(event_count as bigint) as event_count,
+        cast(total_micros as decimal(38, 0)) as total_micros, previous_total_minor
+    from customers where is_line = 1 and (is_changed = 1 or last_revision is null)
+"""
+DUE_ORDER = ("period", "customer", "kind desc", "line_period", "type")
 
 
 def issue(lines: pa.Table, issued: pa.Table, *, currency: str, position: int, issued_us: int | None) -> pa.Table:
     """The invoices that are due, a row for each line, in the order of period and customer."""
-    with connect(threads=1) as connection:
-        connection.register("lines", lines)
-        connection.register("issued", issued)
-        chunks = list(issue_over(connection, currency=currency, position=position, issued_us=issued_us))
-    return pa.concat_tables(chunks) if chunks else INVOICE_OF_PERIOD.empty_table()
+    with LocalEngine(threads=1) as engine:
+        engine.table("lines", lines)
+        engine.table("issued", issued)
+        sql = DUE.format(parts=1)
+        return invoices_of(engine, sql, currency=currency, position=position, issued_us=issued_us)
 
 
-def issue_over(
-    connection: duckdb.DuckDBPyConnection, *, currency: str, position: int, issued_us: int | None
-) -> Iterator[pa.Table]:
-    """The same over the views `lines` and `issued` of a connection, some rows at a time."""
-    for batch in connection.sql(DUE).to_arrow_reader(CHUNK_ROWS):
-        if not batch.num_rows:
-            continue
-        rows = pa.Table.from_batches([batch])
-        rows = rows.append_column("total_minor", rounded(rows["total_micros"], currency))
-        rows = rows.append_column("position", pa.array(np.full(len(rows), position)))
-        rows = rows.append_column("issued_at", pa.array([issued_us] * len(rows), INSTANT))
-        yield rows.select(INVOICE_OF_PERIOD.names).cast(INVOICE_OF_PERIOD)
+def invoices_of(engine: LocalEngine, sql: str, *, currency: str, position: int, issued_us: int | None) -> pa.Table:
+    """What FIRST or DUE say, for a reader."""
+    rows = engine.connection.sql(f"{sql} order by {', '.join(DUE_ORDER)}").to_arrow_table()
+    return priced(rows, currency=currency, position=position, issued_us=issued_us)
+
+
+def priced(rows: pa.Table, *, currency: str, position: int, issued_us: int | None) -> pa.Table:
+    """Rows of DUE as an invoice says them, with totals in minor units."""
+    rows = rows.append_column("total_minor", rounded(rows["total_micros"], currency))
+    rows = rows.append_column("position", pa.array(np.full(len(rows), position)))
+    rows = rows.append_column("issued_at", pa.array([issued_us] * len(rows), INSTANT))
+    return rows.select(INVOICE_OF_PERIOD.names).cast(INVOICE_OF_PERIOD)
 
 
 def rounded(total_micros: pa.ChunkedArray, currency: str) -> pa.Array:

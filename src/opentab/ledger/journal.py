@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from opentab import crash
 from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
+from opentab.ledger.engine import OpenEngine, open_local
 from opentab.ledger.files import LedgerFile, StagedFile, dataset_of, read_table, stage
 from opentab.ledger.listing import check_list, damaged_log, live_files
 from opentab.ledger.runs import Runs
@@ -240,10 +242,12 @@ class Journal:
             self._files = None
         tidy_log(self.root, self._table, version_before, JOURNAL_KEEPING)
 
-    def compact(self, *, run: str, files_max: int, is_behind: bool = False) -> int:
+    def compact(
+        self, *, run: str, files_max: int, is_behind: bool = False, open_engine: OpenEngine = open_local
+    ) -> int:
         """Merge small files into larger ones, if there are `files_max`. Returns how many were merged.
 
-        Runs of ids are large, and merging them can wait while the pipeline is behind.
+        Each merge is a task of its own. Runs of ids are large, and merging them can wait while the pipeline is behind.
 
         Rows stay as they are, batch by batch. Two programs that merge the same files would count
         them twice, so this is fenced like a batch, with a number of its own.
@@ -251,16 +255,16 @@ class Journal:
         table = open_table(self.root)
         journal = Journal(self.root, table)
         done = table.transaction_version(COMPACTION_APP) or 0
-        actions: list[AddAction | RemoveAction] = []
-        merged = 0
-        for kind in KINDS:
-            files = journal._of_kind(kind)
-            for chosen in tiers_to_merge(files, is_behind=is_behind) if kind == "seen" else _merges(files, files_max):
-                crash.moment("compacting")
-                actions += [*journal._merged(kind, chosen, run=run), *map(remove_action, chosen)]
-                merged += len(chosen)
-        if not actions:
+        merges = journal._merges(run, files_max, is_behind=is_behind)
+        if not merges:
             return 0
+        crash.moment("compacting")
+        with open_engine(f"compaction at batch {journal.position}", 0) as engine:
+            answers = engine.each(partial(merge_files, merges=merges), len(merges))
+        actions: list[AddAction | RemoveAction] = [
+            add_action(msgspec.json.decode(answer, type=StagedFile), new=False) for answer in answers if answer
+        ]
+        actions += [remove_action(file) for merge in merges for file in merge.files]
         try:
             write_actions(table, actions, (COMPACTION_APP, done + 1))
             table.update_incremental()
@@ -272,7 +276,7 @@ class Journal:
         except (DeltaError, OSError) as error:
             raise unwritable(self.root, error) from error
         crash.moment("compacted")
-        return merged
+        return sum(len(merge.files) for merge in merges)
 
     def sweep(self) -> int:
         """Delete the files that no commit names any more, or never did. Returns how many."""
@@ -304,22 +308,20 @@ class Journal:
         except (LedgerError, DeltaError, OSError):
             return None
 
-    def _merged(self, kind: str, chosen: list[dict[str, Any]], *, run: str) -> list[AddAction]:
-        if kind == "seen":
-            merged = merged_runs(self.root, chosen, run=run, last=self.last())
-            if merged is None:
-                return []
-            Runs(self.root).prepare(merged)
-            return [add_action(merged, new=False)]
-        table = pa.concat_tables(
-            [read_table(self.root / f["path"], KINDS[kind], f["num_records"]).cast(KINDS[kind]) for f in chosen]
-        )
-        batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
-        if kind == "entry":
-            others = [file for file in self._of_kind(kind) if file not in chosen]
-            records = self.batches(after=batches[0] - 1, upto=batches[1])
-            check_batches(sums_of(table), [record for record in records if not _is_in(others, record.batch)])
-        return [add_action(stage(self.root, kind, table, run=run, batches=batches), new=False)]
+    def _merges(self, run: str, files_max: int, *, is_behind: bool) -> list[Merge]:
+        """Which files are to become one."""
+        merges = []
+        for kind in KINDS:
+            files = self._of_kind(kind)
+            for chosen in tiers_to_merge(files, is_behind=is_behind) if kind == "seen" else _tiers(files, files_max):
+                batches = (min(f["min.batch"] for f in chosen), max(f["max.batch"] for f in chosen))
+                records: list[BatchRecord] = []
+                if kind == "entry":
+                    others = [file for file in files if file not in chosen]
+                    found = self.batches(after=batches[0] - 1, upto=batches[1])
+                    records = [record for record in found if not _is_in(others, record.batch)]
+                merges.append(Merge(self.root, run, kind, chosen, batches, records, self.last()))
+        return merges
 
     def _run_of(self, batch: int) -> str:
         return self.batches(after=batch - 1, upto=batch)[0].run
@@ -352,7 +354,7 @@ class Journal:
         return dataset.filter((batch > after) & (batch <= last))
 
 
-def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, Any]]]:
+def _tiers(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, Any]]]:
     """Which files to merge: all small ones once there are many, and the middling ones likewise."""
     chosen = []
     small = [file for file in files if file["size_bytes"] < SMALL_BYTES]
@@ -375,6 +377,37 @@ def _merges(files: list[dict[str, Any]], files_max: int) -> list[list[dict[str, 
 def _is_in(files: list[dict[str, Any]], batch: int) -> bool:
     """Whether one of the files may have rows of a batch."""
     return any(file["min.batch"] <= batch <= file["max.batch"] for file in files)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Files of one kind that are to become one."""
+
+    root: Place
+    run: str
+    kind: str
+    files: list[dict[str, Any]]
+    batches: tuple[int, int]
+    whole: list[BatchRecord]  # of batches that have no entries elsewhere: theirs must add up
+    last: BatchRecord | None
+
+
+def merge_files(number: int, *, merges: Sequence[Merge]) -> bytes:
+    """What a task does: one of the merges. The file that it staged; nothing where no row is left to keep."""
+    merge = merges[number]
+    if merge.kind == "seen":
+        run = merged_runs(merge.root, merge.files, run=merge.run, last=merge.last)
+        if run is None:
+            return b""
+        Runs(merge.root).prepare(run)
+        return msgspec.json.encode(run)
+    schema = KINDS[merge.kind]
+    table = pa.concat_tables(
+        [read_table(merge.root / f["path"], schema, f["num_records"]).cast(schema) for f in merge.files]
+    )
+    if merge.kind == "entry":
+        check_batches(sums_of(table), merge.whole)
+    return msgspec.json.encode(stage(merge.root, merge.kind, table, run=merge.run, batches=merge.batches))
 
 
 def _same(one: BatchRecord, other: BatchRecord) -> bool:

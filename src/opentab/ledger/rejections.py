@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.journal import Journal
 
 # A place is partition/segment@byte in a directory, partition/offset in a Kafka topic.

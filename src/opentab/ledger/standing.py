@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from opentab.ledger.billed import connect, register, status_of
+from opentab.ledger.billed import register, status_of
+from opentab.ledger.engine import LocalEngine, connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.money import format_micros, format_minor
@@ -95,12 +96,12 @@ def standings(journal: Journal | None, invoices: Invoices | None, calendar: Cale
     last = journal.last() if journal else None
     if journal is None or last is None:
         return []
-    with connect() as connection:
-        register(connection, journal, calendar, after=0, upto=journal.position)
-        billed = connection.execute(
+    with LocalEngine() as engine:
+        register(engine, journal, calendar, after=0, upto=journal.position)
+        billed = engine.rows(
             "select period, sum(amount_micros::decimal(38, 0)), count(distinct customer), sum(event_count)::bigint"
             " from billed group by period order by period"
-        ).fetchall()
+        )
     issued = _issued(invoices)
     nothing = (0, 0, 0, None, None, None)
     result = []

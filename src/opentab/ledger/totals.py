@@ -8,7 +8,8 @@ from datetime import date
 from decimal import Decimal
 
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_PERIOD, connect, status_of
+from opentab.ledger.billed import OWN_PERIOD, status_of
+from opentab.ledger.engine import LocalEngine, connect
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import used
 from opentab.money import format_micros
@@ -179,7 +180,9 @@ def _rows(
     snapshot = balances.latest(journal.root.parent)
     if not snapshot.belongs_to(journal):
         snapshot = balances.empty()
-    connection = balances.running(journal, calendar, snapshot, upto=journal.position)
+    engine = LocalEngine()
+    balances.running(engine, journal, calendar, snapshot, upto=journal.position)
+    connection = engine.connection
     final = balances.final_view(connection, journal, calendar, snapshot, period=period, customer=customer)
     result = connection.execute(
         f"""

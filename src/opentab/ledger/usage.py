@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.journal import Journal
 from opentab.money import format_micros
 

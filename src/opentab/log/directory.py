@@ -201,6 +201,13 @@ class DirectoryLog:
         except FileNotFoundError:
             return read_segment(self.path_of(partition, number))
 
+    def bytes_of(self, partition: str, number: int) -> bytes:
+        """The segment's file as it is, wherever it lies."""
+        try:
+            return self.path_of(partition, number).read_bytes()
+        except FileNotFoundError:
+            return self.path_of(partition, number).read_bytes()
+
     def line(self, partition: str, number: int, byte: int) -> bytes:
         """The line that begins at a byte of a segment, without its end."""
         return self.lines(partition, number, [byte])[0]

@@ -20,7 +20,8 @@ from opentab import crash
 from opentab.config import Home
 from opentab.errors import ReplicaDamaged
 from opentab.ledger import balances
-from opentab.ledger.billed import connect, last_final_period
+from opentab.ledger.billed import last_final_period
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rows import balance_rows, journal_rows

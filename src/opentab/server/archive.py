@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from opentab.config import Home
-from opentab.ledger.billed import connect
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import newest_rejections, rejection_as_json

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opentab.billing.reread import Reread
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger.fates import Fate, Fates
@@ -15,7 +16,6 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Trails
 from opentab.ledger.remembered import Remembered
 from opentab.ledger.table import news_of
-from opentab.pipeline.reread import Reread
 from opentab.records import Spot
 from opentab.server.answers import Answers, Json
 

@@ -183,6 +183,7 @@ class Desk:
             "invoices_position": beat.invoices_position,
             "held_back": beat.held_back,
             "trouble": beat.trouble,
+            "spark_ui": beat.spark_ui,
         }
         return {
             "pipeline": said,

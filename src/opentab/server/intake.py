@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 
 from opentab import crash
+from opentab.billing.exact import Event, judge
+from opentab.billing.log_check import LogCheck
 from opentab.config import Home
 from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.periods import to_us
-from opentab.pipeline.exact import Event, judge
-from opentab.pipeline.log_check import LogCheck
 from opentab.records import Spot
 from opentab.server.freshness import Pulse
 

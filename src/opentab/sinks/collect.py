@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from opentab.config import Home
 from opentab.errors import LedgerError, OpentabError
-from opentab.ledger.billed import connect
 from opentab.ledger.damage import damage_behind
+from opentab.ledger.engine import connect
 from opentab.ledger.files import first_line
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import statement_texts

@@ -28,8 +28,8 @@ import duckdb
 from opentab import crash
 from opentab.disk import make_directories, sync
 from opentab.errors import LedgerError, SinkError
-from opentab.ledger.billed import connect
 from opentab.ledger.damage import damage_behind
+from opentab.ledger.engine import connect
 from opentab.ledger.files import first_line
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.ledger.statement import lines_sql, statements_sql

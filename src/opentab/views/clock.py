@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from opentab import terminal
+from opentab.billing.clock import clocks_of
 from opentab.config import Home
 from opentab.periods import format_us
-from opentab.pipeline.clock import clocks_of
 
 COLUMNS = ("partition", "last", "arrived", "billed", "billed_arrived", "appends", "held_back")
 

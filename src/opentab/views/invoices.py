@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from opentab import terminal
+from opentab.closing.closing import preview
 from opentab.config import Home
 from opentab.errors import InputError
 from opentab.ledger import standing
-from opentab.ledger.billed import connect, status_of
-from opentab.ledger.closing import preview
+from opentab.ledger.billed import status_of
+from opentab.ledger.engine import connect
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opentab.billing.reread import Reread
 from opentab.config import Home
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
@@ -9,7 +10,6 @@ from opentab.ledger.receipt import Receipt, Trails
 from opentab.ledger.remembered import Remembered
 from opentab.money import format_micros
 from opentab.periods import Period
-from opentab.pipeline.reread import Reread
 
 
 def find_receipt(home: Home, journal: Journal | None, id_: str, source: str | None) -> Receipt | None:

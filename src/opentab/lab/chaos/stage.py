@@ -50,7 +50,6 @@ partitions = {partitions}
 
 [pipeline]
 # Everything goes to the executors: they are what is killed.
-local_bytes_max = 0
 compact_files = 16
 snapshot_batches = 50
 

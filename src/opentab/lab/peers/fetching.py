@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opentab.pipeline.messages import READ_OPTIONS
+from opentab.billing.messages import READ_OPTIONS
 
 NAMES = ("max.partition.fetch.bytes", "fetch.max.bytes", "max.poll.records", "fetch.max.wait.ms")
 FETCHING = {name: READ_OPTIONS[f"kafka.{name}"] for name in NAMES}  # by the names of Kafka's own client

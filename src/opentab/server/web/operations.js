@@ -12,14 +12,14 @@ import { everyTick, now } from "./ticker.js";
 import { ago, bytes, clock, count, instant, plural, short, shortInstant, span } from "./words.js";
 
 const BATCHES_DRAWN = 90;
-const SERIES = [5, 2, 0, 1, 3, 4, 6];
-const STEPS = ["waiting", "reading", "decoding", "tallying", "staging", "overhead", "committing"];
-const STEP_NAMES = ["waiting in the log", "reading", "decoding", "tallying", "staging", "Spark around them", "committing (the one before)"];
+const SERIES = [5, 2, 0, 7, 1, 3, 8, 4, 6];
+const STEPS = ["waiting", "reading", "decoding", "deduping", "tallying", "staging", "planning", "overhead", "committing"];
+const STEP_NAMES = ["waiting in the log", "reading", "decoding", "deduping", "tallying", "staging", "planning by Spark (the one before)", "Spark around the tasks", "committing (the one before)"];
 
 /** The view, live; it goes on with the last known numbers. */
 export function operationsView({ signal }) {
   const pace = new Pace(), flow = new Flow(signal);
-  const figures = el("div"), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
+  const figures = el("div"), sparkUi = el("p", { class: "quiet" }), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
   const charts = batchCharts(signal);
   let state = null, beat = null;
 
@@ -54,6 +54,7 @@ export function operationsView({ signal }) {
     flow.show(parts);
     drawFigures(figures, parts);
     drawReplicas(replicas, beat);
+    drawSparkUi(sparkUi, beat);
     const delivery = sinkOf(beat, freshness);
     drawSink(sink, delivery, beat);
     const down = parts.filter((part) => part.state === "down").map((part) => `${part.name}: ${part.why}.`);
@@ -72,7 +73,7 @@ export function operationsView({ signal }) {
     el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Operations"), stamp(freshness, signal, "Operations")),
     alarm,
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
-    el("section", { class: "card" }, el("h2", {}, "Batches"), charts.node),
+    el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node),
     el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
     el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas), sink);
 }
@@ -124,6 +125,15 @@ function describe(state, beat, freshness, pace) {
       lines: [["staleness", ageOfAnswer === null ? "unknown" : span(ageOfAnswer)], ["by", { stream: "stream", polling: "polling", lost: "nothing", connecting: "…" }[freshness.link]], ["as of", ageOfAnswer === null ? "–" : clock(Date.now() - ageOfAnswer)]],
     },
   ];
+}
+
+/** Where Spark shows its own jobs, stages and queries. */
+function drawSparkUi(place, beat) {
+  const url = beat?.pipeline?.spark_ui ?? "";
+  place.hidden = !url;
+  if (place.dataset.shown === url) return;
+  mark(place, "data-shown", url);
+  place.replaceChildren(...(url ? ["Jobs, stages and the streaming query: ", el("a", { href: url, rel: "noreferrer" }, "Spark's own UI"), ", on the pipeline's machine."] : []));
 }
 
 /** The same figures as a table: what the drawing says to those who do not see it. */
@@ -225,7 +235,7 @@ function batchCharts(signal) {
 /** Milliseconds by step; what the tasks took besides is Spark's own. */
 function partsOf(batch) {
   const steps = batch.steps_ms, parts = Object.fromEntries(STEPS.map((step) => [step, steps[step] ?? 0]));
-  const busy = parts.reading + parts.decoding + parts.tallying + parts.staging;
+  const busy = parts.reading + parts.decoding + parts.deduping + parts.tallying + parts.staging;
   parts.overhead = Math.max(0, (steps.tasks ?? busy) - busy);
   return parts;
 }

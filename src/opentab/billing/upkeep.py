@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from opentab.closing.closer import Closer
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.trouble import reading
-from opentab.pipeline.closer import Closer
 
 SWEEP_SECONDS = 600
 RETRY_SECONDS = 5.0
@@ -99,10 +99,11 @@ def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str, is_behind
     than its position.
     """
     issued = closer.close_due(journal)
-    journal.compact(run=run, files_max=home["pipeline.compact_files"], is_behind=is_behind)
+    files_max: int = home["pipeline.compact_files"]
+    journal.compact(run=run, files_max=files_max, is_behind=is_behind, open_engine=closer.open_engine)
     snapshot = balances.latest(home.ledger)
     age = journal.position - snapshot.batch
     closed = any(result.due.closed for result in issued)
     if closed or not snapshot.belongs_to(journal) or age >= home["pipeline.snapshot_batches"]:
         closer.mark()
-        balances.write_snapshot(journal, home.calendar)
+        balances.write_snapshot(journal, home.calendar, open_engine=closer.open_engine)

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from opentab.billing.exact import Event, judge
 from opentab.config import Home
 from opentab.errors import LogError, LogUnreachable, SegmentDamaged
 from opentab.keys import key_of, payloads_of, with_key
 from opentab.ledger.receipt import Seen
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
-from opentab.pipeline.exact import Event, judge
 from opentab.records import Spot
 
 if TYPE_CHECKING:

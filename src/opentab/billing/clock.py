@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opentab import crash
+from opentab.billing.job import AHEAD_MAX_US, Job
+from opentab.billing.lock import Claim, HomeLock
+from opentab.billing.log_check import join_log
+from opentab.billing.source import open_source
 from opentab.config import Home
 from opentab.ledger.arrivals import trusted_us
 from opentab.ledger.files import new_run
@@ -12,10 +16,6 @@ from opentab.ledger.journal import Journal
 from opentab.log.clock import Restart, mismatch, read_restart, restart_place, write_restart
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import to_us
-from opentab.pipeline.job import AHEAD_MAX_US, Job
-from opentab.pipeline.lock import Claim, HomeLock
-from opentab.pipeline.log_check import join_log
-from opentab.pipeline.source import open_source
 from opentab.records import ClockRestart
 
 

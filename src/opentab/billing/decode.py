@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opentab.billing.exact import Event, Refusal, is_blank, judge
+from opentab.billing.form import Formed, formed
+from opentab.billing.values import are_customers, instants_of, micros_of
 from opentab.events import NESTING_MAX, Rules
 from opentab.keys import key_of, keys_of, payloads_of, with_key
 from opentab.periods import DAY_MAX, DAY_MIN, INSTANT_MAX_US, INSTANT_MIN_US, Calendar, Int64s
-from opentab.pipeline.exact import Event, Refusal, is_blank, judge
-from opentab.pipeline.form import Formed, formed
-from opentab.pipeline.values import are_customers, instants_of, micros_of
 from opentab.texts import Bools, Texts
 
 # Four keys and two texts are there in every plain event that the fast path takes.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from opentab.billing.decode import Decoded
 from opentab.periods import Int64s
-from opentab.pipeline.decode import Decoded
 from opentab.records import ENTRY, with_dictionaries
 
 INT64_MAX = 2**63 - 1

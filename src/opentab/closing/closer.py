@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from opentab.closing.closing import Closing, Issued, close_round
+from opentab.closing.schedule import rounds
 from opentab.config import Home
 from opentab.errors import Fenced, LedgerError
-from opentab.ledger.closing import Closing, Due, Issued, Order, Staged, close_round, closing_at
+from opentab.ledger.engine import OpenEngine, open_local
 from opentab.ledger.invoices import Invoices, fenced
 from opentab.ledger.journal import Journal
-from opentab.ledger.rounds import rounds
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# Half of the cores at most: the other half keeps up with the stream.
-THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 
 class Closer:
@@ -30,13 +23,13 @@ class Closer:
         run: str,
         is_ours: Callable[[], bool] = lambda: True,
         tell: Callable[[Issued], None] = lambda issued: None,
-        spark: SparkSession | None = None,
+        open_engine: OpenEngine = open_local,
     ) -> None:
         self._home = home
         self._run = run
         self._is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self._tell = tell
-        self.spark = spark  # None: everything is computed here
+        self.open_engine = open_engine  # where closings are computed: the pipeline's are Spark's
         self.position = 0  # all that was due up to here is out
 
     def close_due(self, journal: Journal) -> list[Issued]:
@@ -67,13 +60,13 @@ class Closer:
             return False
         calendar = self._home.calendar
         invoices = Invoices.open(self._home.ledger)
-        with closing_at(journal, invoices, calendar, upto=journal.position, threads=THREADS) as closing:
+        with self.open_engine(f"looking for what is late at batch {journal.position}", 0) as engine:
+            closing = Closing(engine, journal, invoices, calendar, upto=journal.position)
             ends = {period: calendar.end_us(period) for period in closing.periods()}
             late = tuple(p for p, end_us in ends.items() if last.final_us < end_us <= last.watermark_us)
-            if not late or not closing.prepare(Due((), late)):
+            if not late:
                 return False
-            currency = self._home["billing.currency"]
-            return any(True for _ in closing.issue(currency=currency, issued_us=None))
+            return closing.is_anything_revised(late)
 
     def _close_due(self, journal: Journal) -> list[Issued]:
         invoices = Invoices.open(self._home.ledger)
@@ -97,9 +90,8 @@ class Closer:
                 self._home.calendar,
                 currency=self._home["billing.currency"],
                 run=self._run,
-                threads=THREADS,
+                open_engine=self.open_engine,
                 before_commit=self._check_ours,
-                stage_elsewhere=self._stage_here_or_on_spark,
             )
             self.position = round_.position
             if result is not None:
@@ -107,14 +99,6 @@ class Closer:
                 self._tell(result)
         self.position = max(self.position, journal.position)
         return issued
-
-    def _stage_here_or_on_spark(self, closing: Closing, due: Due, order: Order) -> Staged | None:
-        """Let Spark's tasks close what is too large for this process; None: it is not."""
-        if self.spark is None or closing.row_count() < self._home["pipeline.closing_rows_max"]:
-            return None
-        from opentab.pipeline.closing_tasks import stage_on_spark
-
-        return stage_on_spark(self.spark, closing, due, order)
 
     def _check_ours(self) -> None:
         if not self._is_ours():

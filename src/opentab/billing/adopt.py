@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from opentab.billing.job import Job
+from opentab.billing.lock import Claim, HomeLock
+from opentab.billing.source import open_source
 from opentab.config import Home
 from opentab.errors import InputError, OpentabError
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal
 from opentab.log import open_log
 from opentab.periods import to_us
-from opentab.pipeline.job import Job
-from opentab.pipeline.lock import Claim, HomeLock
-from opentab.pipeline.source import open_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,38 @@
-"""The pipeline's life: lock, Spark, batch after batch, the heartbeat, and a clean end."""
+"""The pipeline's life: lock, Spark, one streaming query after the other, the heartbeat, and a clean end."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 
+from opentab.billing.delivery import Delivery, deliver, publish_rejections
+from opentab.billing.job import Job
+from opentab.billing.lock import Claim, HomeLock
+from opentab.billing.log_check import join_log
+from opentab.billing.session import open_session, warm_workers
+from opentab.billing.source import NOWHERE, Positions, Source, open_source
+from opentab.billing.stream import Stream
+from opentab.billing.upkeep import Upkeep, keep_up
+from opentab.closing.closer import Closer
+from opentab.closing.closing import Issued
+from opentab.closing.spark_engine import SparkEngine
 from opentab.config import Home
 from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, TasksFailed, means_disk_full
 from opentab.heartbeat import Heartbeat, write_heartbeat
-from opentab.ledger.closing import Issued
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.repair import recover
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import to_us
-from opentab.pipeline.closer import Closer
-from opentab.pipeline.delivery import Delivery, deliver, publish_rejections
-from opentab.pipeline.job import HeldBack, Job
-from opentab.pipeline.lock import Claim, HomeLock
-from opentab.pipeline.log_check import join_log
-from opentab.pipeline.session import open_session, warm_workers
-from opentab.pipeline.source import OutOfTurn, Portion, Source, open_source
-from opentab.pipeline.upkeep import Upkeep, keep_up
 from opentab.records import BatchRecord
 from opentab.sinks.rejections import dead_letters
 
@@ -37,12 +40,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEARTBEAT_SECONDS = 1.0
-WAIT_SECONDS = 0.02
-SPARK_LOOK_SECONDS = 1.0
-OUT_OF_TURN_MAX = 20
+WAIT_SECONDS = 0.25  # a batch wakes us up
+LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
+STALL_SECONDS_MAX = 90.0  # how long a query may leave what it could bill
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Pipeline:
         self.watch = watch
         self.say = say  # told once what an operator should know
         self._spark = spark  # one that belongs to the caller
+        self._own_spark: SparkSession | None = None
+        self._spark_ui: str | None = None
         self._clock = clock
         self.run_id = new_run()
         self._stop = threading.Event()
@@ -86,9 +91,9 @@ class Pipeline:
         self._source: Source | None = None
         self._source_trouble: OpentabError | None = None
         self._unread = 0
-        self._out_of_turn = 0  # in a row
+        self._queries = 0
         self._quiet_since = time.monotonic()
-        self._spark_seen = 0.0
+        self._trouble_since = self._idle_since = time.monotonic()
         self._stop_asked = False
         self._invoices = 0
         self._upkeep: Upkeep | None = None
@@ -113,12 +118,17 @@ class Pipeline:
                 self.home, journal, source, run=self.run_id, log_id=log_id, clock=self._clock,
                 is_ours=self._claim.is_ours, ends_once=self._ends_once,
             )  # fmt: skip
-            self._closer = Closer(self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell)
+            self._closer = Closer(
+                self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell, open_engine=self._open_engine
+            )
             self._open(source)
             if self.once and self._reached_goal():
                 self._finish()
             else:
                 self._run_spark(lock)
+            if self._own_spark is not None:
+                with suppress(Py4JError, ConnectionError):  # all is committed: a Java that dies now takes nothing along
+                    self._own_spark.stop()
             held_back = self._job.trouble()
             if self.once and held_back is not None and not self._stop_asked:
                 raise held_back
@@ -131,6 +141,18 @@ class Pipeline:
             lock.release()
             if self._source is not None:
                 self._source.close()
+
+    def _session(self) -> SparkSession:
+        """Spark, started where it is needed first."""
+        if self._spark is None:
+            self._spark = self._own_spark = open_session(self.home)
+        if self._spark_ui is None and (url := self._spark.sparkContext.uiWebUrl):
+            self._spark_ui = url
+            self.say(f"Spark's UI: {url}")
+        return self._spark
+
+    def _open_engine(self, what: str, rows: int) -> SparkEngine:
+        return SparkEngine(self._session(), what, rows)
 
     def _join_log(self, source: Source) -> tuple[Journal, str]:
         """The journal and the id of its log. A log that does not answer yet is waited for, as in `_open`."""
@@ -173,15 +195,14 @@ class Pipeline:
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()
         heart.start()
+        spark: SparkSession | None = None
         try:
-            spark = self._spark or open_session(self.home)
-            self._closer.spark = self._job.spark = spark
-            warm = partial(warm_workers, spark, tables=self._job.source.tasks_take_tables)
-            warming = threading.Thread(target=warm, name="warm-up", daemon=True)
+            spark = self._session()
+            warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
             warming.start()
             upkeep.start()
             delivery.start()
-            self._run_batches(spark)
+            self._stream(spark)
             if self._error is not None:
                 raise self._error
             upkeep.stop()
@@ -189,9 +210,9 @@ class Pipeline:
             if self.once and not self._stop_asked:
                 self._finish()
             warming.join()
-            if self._spark is None:
-                spark.stop()
         except (Py4JError, ConnectionError) as error:
+            if isinstance(error, Py4JJavaError) and spark is not None and not is_stopped(spark):
+                raise  # Java itself lives, and says what is wrong
             raise spark_died(self.home) from error
         finally:
             self._stop.set()
@@ -218,67 +239,111 @@ class Pipeline:
         deliver(self.home)
         publish_rejections(self.home, dead_letters(self.home))
 
-    def _run_batches(self, spark: SparkSession) -> None:
-        """Batch after batch: what the log has and the journal has not. The journal is the only memory."""
+    def _stream(self, spark: SparkSession) -> None:
+        """Query after query. Whatever ends one, the next reads on after the journal: it is the only memory."""
         self._streaming = True
-        pause_seconds = self.home["pipeline.batch_pause"].total_seconds()
-        silent_since = time.monotonic()
+        if not self.take_over:  # else the one that we take over from may still need its own
+            shutil.rmtree(self.home.checkpoint_path, ignore_errors=True)
+        self._trouble_since = time.monotonic()
         while not self._finished():
-            began = time.monotonic()
-            self._check_spark(spark)
+            self._idle_since = time.monotonic()
+            stream = self._next_query(spark)
             try:
-                billed = self._bill_next()
-                self._source_trouble, silent_since = None, time.monotonic()
+                try:
+                    stream.start()
+                    self._follow(stream)
+                finally:
+                    stream.stop()  # first of all: it bills by what the job knows
             except LogUnreachable as error:
-                self._waits_for(error, silent_since + ONCE_SECONDS_MAX)
-                continue
+                self._waits_for(error, self._trouble_since + ONCE_SECONDS_MAX)
             except TasksFailed as error:
-                if self.once or time.monotonic() > silent_since + TASKS_SECONDS_MAX:
+                self._try_again(error)
+            except Fenced:
+                if not self._claim.is_ours():
                     raise
-                self._waits_for(error, silent_since)
-                continue
-            if not billed and self.once and self._job.held:
-                return  # all that may be billed now is
-            if not billed:
-                self._stop.wait(WAIT_SECONDS)
-                self._tick_if_silent()
-            elif not self.once:
-                self._stop.wait(max(0.0, pause_seconds - (time.monotonic() - began)))
-            self._raise_bug()
+                # The one that we took over from committed once more before it noticed: read on after that.
+                self._job.reload()
 
-    def _bill_next(self) -> bool:
-        """Bill what waits in the log; False if that is nothing."""
-        portion = self._job.next()
-        if portion is None:
+    def _try_again(self, error: TasksFailed) -> None:
+        """Wait before the next try, if there is to be one. Where the log has lost something, that failed the tasks."""
+        try:
+            self._job.source.open(self._job.positions)
+        except LogUnreachable as unreachable:
+            self._waits_for(unreachable, self._trouble_since + ONCE_SECONDS_MAX)
+            return
+        if self.once or time.monotonic() > self._trouble_since + TASKS_SECONDS_MAX:
+            raise error
+        self._waits_for(error, self._trouble_since)
+
+    def _next_query(self, spark: SparkSession) -> Stream:
+        self._queries += 1
+        pause = self.home["pipeline.batch_pause"]
+        return Stream(
+            spark, self._job, self.home.checkpoint_path / f"{self.run_id}-{self._queries}",
+            pause=timedelta() if self.once else pause, pause_min=self.home["pipeline.batch_pause_min"],
+            billed=self._billed,
+        )  # fmt: skip
+
+    def _follow(self, stream: Stream) -> None:
+        """Watch a query until it has to end; raises what ended it."""
+        looked = time.monotonic()
+        while not self._finished():
+            stream.wait(WAIT_SECONDS)
+            stream.check()
+            self._raise_bug()
+            if time.monotonic() - looked < LOOK_SECONDS:
+                continue
+            looked = time.monotonic()
+            if self._lets_go(stream):
+                return  # the next query reads what this one has passed over
+            if self._look_at_log():
+                self._check_stall(stream)
+            self._tick_if_silent(stream)
+        stream.leave()
+
+    def _lets_go(self, stream: Stream) -> bool:
+        """Whether the clock has come up to what was held back; the query bills nothing any more then."""
+        if not self._job.held or not stream.lock.acquire(blocking=False):
             return False
         try:
-            self._bill(portion)
-            self._out_of_turn = 0
-        except HeldBack:
-            self.watch(self._progress())
-        except Fenced:
-            if not self._claim.is_ours():
+            if self._job.let_go():
+                stream.leave()
+                return True
+            return False
+        finally:
+            stream.lock.release()
+
+    def _look_at_log(self) -> bool:
+        """Look what the query has not billed yet; where the log does not answer, tell."""
+        try:
+            self._job.source.check_id(self._job.log_id)
+            self._unread = self._job.source.unread(self._job.positions)
+        except LogUnreachable as error:
+            if self._gives_up(self._trouble_since + ONCE_SECONDS_MAX):
                 raise
-            # The one that we took over from committed once more before it noticed: read on behind that.
-            self._job.reload()
-        except OutOfTurn as error:
-            # It may also have archived what it committed then, before we looked into the log.
-            self._job.reload()
-            self._out_of_turn += 1
-            if self._out_of_turn > OUT_OF_TURN_MAX:
-                raise LogError(
-                    f"segments of the log keep coming out of turn: {error}",
-                    hint=f"look at the files' numbers in {self.home.log_path / 'incoming'}",
-                ) from error
+            self._source_trouble = error
+            self._idle_since = time.monotonic()  # the query can do nothing
+            self.watch(self._progress())
+            return False
+        if isinstance(self._source_trouble, LogUnreachable):
+            self._source_trouble = None
         return True
 
-    def _check_spark(self, spark: SparkSession) -> None:
-        """Notice within a second that Spark's Java process is gone, also while batches are too small for it."""
-        now = time.monotonic()
-        if now - self._spark_seen > SPARK_LOOK_SECONDS:
-            self._spark_seen = now
-            if spark.sparkContext._jsc.sc().isStopped():
-                raise spark_died(self.home)
+    def _check_stall(self, stream: Stream) -> None:
+        """Stop if the query does nothing although it could; a process of Spark's may hang without a word."""
+        pauses = self.home["pipeline.batch_pause"] + self.home["pipeline.batch_pause_min"]
+        seconds_max = STALL_SECONDS_MAX + pauses.total_seconds()
+        if stream.is_billing or self._unread == 0 or self._job.held:
+            self._idle_since = time.monotonic()
+            if self._unread == 0 and not stream.is_billing:
+                self._trouble_since = self._idle_since
+        elif time.monotonic() - self._idle_since > seconds_max:
+            raise OpentabError(
+                f"Spark's streaming query has done nothing for {seconds_max:.0f} s, and {self._unread:,} "
+                f"{self._job.source.unit} wait in the log",
+                hint=f"start again; {self.home.logs_path} may say why",
+                retry_helps=True,
+            )
 
     def _wake_upkeep(self) -> None:
         if self._upkeep is not None:
@@ -290,23 +355,28 @@ class Pipeline:
             if part is not None and part.bug is not None:
                 raise part.bug
 
-    def _tick_if_silent(self) -> None:
+    def _tick_if_silent(self, stream: Stream) -> None:
         """Let the clock move the watermark, if the home wants that and nothing came for long enough."""
         silence = self.home["pipeline.silent_clock"]
         if self.once or silence is None or time.monotonic() - self._quiet_since < silence.total_seconds():
             return
-        record = self._job.tick(to_us(self._clock()))
+        if not stream.lock.acquire(blocking=False):
+            return  # a batch is under way, so the log is not silent
+        try:
+            record = self._job.tick(to_us(self._clock()))
+        finally:
+            stream.lock.release()
         self._quiet_since = time.monotonic()
         if record is not None:
             self._batches += 1
             self._wake_upkeep()
             self.watch(self._progress())
 
-    def _bill(self, portion: Portion) -> None:
-        started = time.perf_counter()
-        record = self._job.bill(portion)
-        self._batch_seconds = time.perf_counter() - started
-        self._quiet_since = time.monotonic()
+    def _billed(self, record: BatchRecord, seconds: float) -> None:
+        """Called after each commit."""
+        self._source_trouble = None
+        self._quiet_since = self._idle_since = self._trouble_since = time.monotonic()
+        self._batch_seconds = seconds
         self._batches += 1
         self._events += record.event_count
         self._rejections += record.rejection_count
@@ -316,7 +386,7 @@ class Pipeline:
         self.watch(self._progress())
 
     def _finished(self) -> bool:
-        return self._stop.is_set() or (self.once and self._reached_goal())
+        return self._stop.is_set() or (self.once and self._reaches_goal(self._job.positions, upto=self._job.upto))
 
     def _ends_once(self, positions: dict[str, int]) -> bool:
         """Whether a batch that leads to these positions is the last one of `--once`."""
@@ -325,8 +395,9 @@ class Pipeline:
     def _reached_goal(self) -> bool:
         return self._reaches_goal(self._job.positions)
 
-    def _reaches_goal(self, positions: dict[str, int]) -> bool:
-        return all(positions.get(name, 0) >= number for name, number in self._goal.items())
+    def _reaches_goal(self, positions: Positions, *, upto: Positions = NOWHERE) -> bool:
+        """Whether all that was in the log when we started is billed, but for what is held back."""
+        return all(positions.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
 
     def _progress(self) -> Progress:
         self._count_unread()
@@ -390,6 +461,7 @@ class Pipeline:
                 invoices_position=self._closer.position,
                 held_back=len(self._job.held),
                 trouble=None if trouble is None else str(trouble),
+                spark_ui=self._spark_ui,
             )
             write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
@@ -400,6 +472,14 @@ class Pipeline:
         if not self._claim.is_ours():
             self._error = fenced(self._job.last.batch if self._job.last else 0)
             self._stop.set()
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether Spark has given up, for example because its cluster is gone."""
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except (Py4JError, ConnectionError):
+        return True
 
 
 def spark_died(home: Home) -> OpentabError:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from opentab.billing.exact import Event
 from opentab.events import Reason
 from opentab.keys import key_of, ordered
 from opentab.ledger.arrivals import NEVER_US, remembered_us
 from opentab.ledger.marks import Words
 from opentab.ledger.runs import Columns
 from opentab.periods import Int64s
-from opentab.pipeline.exact import Event
 from opentab.records import DID_NOT_COUNT, ClockRestart
 
 Bools = npt.NDArray[np.bool_]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
+import sys
 import zipimport
 from contextlib import suppress
 from typing import BinaryIO
 
 from pyspark import daemon
 
-import opentab.pipeline.task  # noqa: F401  what the workers inherit
 from opentab.memory import keep_memory, keep_modules
 
 # Before each task a worker forgets what Python knows of its paths. Of a zip it would read the whole directory again,
@@ -32,6 +33,8 @@ def run_task(infile: BinaryIO, outfile: BinaryIO) -> None:
 
 _run_task = daemon.worker_main
 if __name__ == "__main__":
+    if "pyspark.worker" in sys.argv:  # and not a process of Spark's that only plans a data source
+        importlib.import_module("opentab.billing.task")  # the workers inherit it
     keep_memory()
     keep_modules()
     daemon.worker_main = run_task

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from opentab.billing.chunk import Chunk
+from opentab.billing.decode import Decoded, Identity
+from opentab.billing.exact import Event, Refusal
+from opentab.billing.once import CONFLICT, COUNTS, DUPLICATE, Asking, Settled
 from opentab.events import Reason
 from opentab.keys import key_of, payloads_of
 from opentab.ledger.seen import RUN, sorted_run
 from opentab.periods import Int64s
-from opentab.pipeline.chunk import Chunk
-from opentab.pipeline.decode import Decoded, Identity
-from opentab.pipeline.exact import Event, Refusal
-from opentab.pipeline.once import CONFLICT, COUNTS, DUPLICATE, Asking, Settled
 from opentab.records import SEEN
 
 Bools = npt.NDArray[np.bool_]

@@ -6,13 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
 from opentab import crash
+from opentab.billing.across import Repeats, repeats_across
+from opentab.billing.portion import Portion
+from opentab.billing.source import Source
+from opentab.billing.task import Order, Report
+from opentab.billing.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
+from opentab.closing.spark_engine import reason_of
 from opentab.config import Home
 from opentab.errors import (
     ClockMismatch,
@@ -28,15 +33,7 @@ from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.trouble import unwritable
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import first_day, format_us, to_us
-from opentab.pipeline.across import Repeats, repeats_across
-from opentab.pipeline.source import Portion, Source
-from opentab.pipeline.task import Order, Report
-from opentab.pipeline.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
 from opentab.records import BatchRecord, ClockRestart, PartitionState, Start
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 PYTHON_ERROR = "org.apache.spark.api.python.PythonException"
 RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
@@ -70,7 +67,6 @@ class Job:
         log_id: str | None = None,
         is_ours: Callable[[], bool] = lambda: True,
         ends_once: Callable[[dict[str, int]], bool] = lambda positions: False,
-        spark: SparkSession | None = None,
         clock: Clock = wall_clock,
     ) -> None:
         self.home = home
@@ -80,7 +76,6 @@ class Job:
         self.log_id = log_id  # of the source; every batch records it
         self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
-        self.spark = spark  # None: every batch is billed in this process
         self.rules = home.rules
         self.held: dict[str, Held] = {}  # by partition
         self._clock = clock
@@ -93,6 +88,11 @@ class Job:
         """The last segment or message in the journal, by partition."""
         return positions_of(self.last)
 
+    @property
+    def position(self) -> int:
+        """The last batch in the journal."""
+        return self.last.batch if self.last else 0
+
     def reload(self) -> None:
         """See what another pipeline has committed. Where that is a move to another log, our offsets are void: stop."""
         self.journal.refresh()
@@ -103,15 +103,20 @@ class Job:
                 hint=f"set uri = {self.last.log_uri!r} under [log] and start again",
             )
 
-    def next(self) -> Portion | None:
-        """What the next batch takes: all that waits, but for what is held back and what follows it."""
-        now_us = self._now_us()
+    @property
+    def upto(self) -> dict[str, int]:
+        """The last segment or message that may be billed now, of partitions of which something is held back."""
+        return {name: held.number - 1 for name, held in self.held.items()}
+
+    def let_go(self) -> bool:
+        """Hold back no longer what the clock has come up to; whether there was any."""
+        now_us, before = self._now_us(), self.held
         self.held = {
             name: held
-            for name, held in self.held.items()
+            for name, held in before.items()
             if held.stamp_us > now_us + AHEAD_MAX_US or abs(now_us - held.found_us) < HELD_US
         }
-        return self.source.next(self.positions, {name: held.number - 1 for name, held in self.held.items()})
+        return len(self.held) < len(before)
 
     def trouble(self) -> ClockMismatch | None:
         """Why some of the log is held back; None if nothing is."""
@@ -126,7 +131,7 @@ class Job:
             retry_helps=True,
         )
 
-    def bill(self, portion: Portion) -> BatchRecord:
+    def bill(self, portion: Portion, *, progress: Mapping[str, float] | None = None) -> BatchRecord:
         """Bill one batch. Running the same batch again changes nothing. Raises HeldBack where the portion is too large.
 
         1. the tasks decode, tally and stage, in one pass over the portion
@@ -144,10 +149,12 @@ class Job:
         record = self._record(portion, reports, repeats, started_us)
         files = [file for report in reports for file in report.files if file.path not in repeats.dropped]
         files += repeats.files
-        steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds)
-        record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files))
+        said = dict(progress or {})
+        steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds) | _planning(said)
+        record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files), progress=said)
         if not self.is_ours():
             raise fenced(record.batch)
+        self.source.check_id(self.log_id)  # after the tasks: what they read is of the ledger's own log
         committing = time.perf_counter()
         self.journal.commit(record, files)
         self._commit_seconds = time.perf_counter() - committing
@@ -233,12 +240,12 @@ class Job:
 
     def _count_once(self, portion: Portion, order: Order) -> tuple[list[Report], Repeats]:
         """Let the tasks bill the portion, and see to what two of them took of the same ids."""
-        reports = self._run_tasks(portion, order, self.spark)
+        reports = self._run_tasks(portion, order)
         portion.check(reports)
         repeats = repeats_across(portion, reports, order)
         if repeats is None:
             # Rare, and only where ids conflict: one task sees all of it.
-            reports = self._run_tasks(portion, order, None)
+            reports = self._run_tasks(portion, order, in_one_task=True)
             portion.check(reports)
             repeats = Repeats()
         return reports, repeats
@@ -259,13 +266,13 @@ class Job:
             arrived_us_max=self._now_us() + AHEAD_MAX_US,
         )
 
-    def _run_tasks(self, portion: Portion, order: Order, spark: SparkSession | None) -> list[Report]:
+    def _run_tasks(self, portion: Portion, order: Order, *, in_one_task: bool = False) -> list[Report]:
         try:
-            reports = portion.bill(spark, order)
+            reports = portion.bill(order, in_one_task=in_one_task)
         except OpentabError:
             raise
         except Exception as error:
-            trouble = self._task_trouble(error)
+            trouble = self.task_trouble(error)
             if trouble is error:
                 raise
             raise trouble from error
@@ -295,7 +302,7 @@ class Job:
 
     @property
     def _next_batch(self) -> int:
-        return (self.last.batch if self.last else 0) + 1
+        return self.position + 1
 
     @property
     def _restarts(self) -> list[ClockRestart]:
@@ -310,8 +317,8 @@ class Job:
             return None
         return first_day(self.home.calendar.period_of(self.last.watermark_us))
 
-    def _task_trouble(self, error: Exception) -> Exception:
-        """What a failed task means for a user, where we know."""
+    def task_trouble(self, error: Exception) -> Exception:
+        """What a task or a query of Spark's that failed means for a user, where we know."""
         if means_disk_full(error):
             return DiskFull(str(self.journal.root))
         text = str(error)
@@ -325,7 +332,7 @@ class Job:
             return error
         ours = isinstance(error, PythonException) or PYTHON_ERROR in text
         return (OpentabError if ours else TasksFailed)(
-            f"a Spark task failed: {self.journal.root.without_secrets(_last_line(text))}",
+            f"a Spark task failed: {self.journal.root.without_secrets(reason_of(text))}",
             hint=f"see {self.home.logs_path / 'spark.log'}",
             retry_helps=not ours,
         )
@@ -346,7 +353,7 @@ class Job:
             started_us=started_us,
             committed_us=self._now_us(),
             partitions=partitions,
-            taken=portion.ranges,
+            taken=dict(portion.ranges),
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(self.last, partitions),
@@ -364,6 +371,7 @@ class Job:
             log_id=self.log_id,
             log_uri=self.home["log.uri"],
             restarts=self._restarts,
+            tasks=dict(sorted(Counter(report.host for report in reports if report.host).items())),
         )
 
 
@@ -401,14 +409,6 @@ def check_sums(reports: Sequence[Report]) -> None:
             raise LedgerBug("a file was staged twice")
 
 
-def _last_line(text: str) -> str:
-    """The line of a Python worker's traceback that names the error."""
-    for java in ("JVM stacktrace", "Driver stacktrace", "\n\tat "):
-        text = text.split(java, maxsplit=1)[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[-1] if lines else "no reason given")[:300]
-
-
 def _steps_ms(
     reports: Sequence[Report], started_us: int, tasks_seconds: float, commit_seconds: float
 ) -> dict[str, float]:
@@ -417,8 +417,15 @@ def _steps_ms(
     How long the oldest segment waited, the tasks' wall time and what the busiest task spent on what, and the
     commit of the batch before: a batch cannot know how long its own will take.
     """
-    busiest = max(reports, key=lambda report: sum(report.seconds.values()))
+    busiest = max((report.seconds for report in reports), key=lambda seconds: sum(seconds.values()), default={})
     arrived_us = [t.first_arrived_us for report in reports for t in report.taken.values() if t.first_arrived_us]
     waited = max(0.0, (started_us - min(arrived_us, default=started_us)) / 1e6)
-    steps = {"waiting": waited, "tasks": tasks_seconds, **busiest.seconds, "committing": commit_seconds}
+    steps = {"waiting": waited, "tasks": tasks_seconds, **busiest, "committing": commit_seconds}
     return {name: round(seconds * 1000, 1) for name, seconds in steps.items()}
+
+
+def _planning(progress: Mapping[str, float]) -> dict[str, float]:
+    """What the streaming query took for the batch before, besides the batch itself: offsets, plan, its own files."""
+    if not {"triggerExecution_ms", "addBatch_ms"} <= progress.keys():
+        return {}
+    return {"planning": round(progress["triggerExecution_ms"] - progress["addBatch_ms"], 1)}

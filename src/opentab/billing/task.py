@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -17,19 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from opentab.billing.asked import Asked, asking_of, seen_run, verdicts_of
+from opentab.billing.chunk import Chunk
+from opentab.billing.decode import Decoded, decode
+from opentab.billing.exact import Refusal
+from opentab.billing.form import BLOCK_LINES
+from opentab.billing.once import settle
+from opentab.billing.tally import exact_sum, tally
 from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, stage_run
 from opentab.memory import keep_modules
 from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
-from opentab.pipeline.asked import Asked, asking_of, seen_run, verdicts_of
-from opentab.pipeline.chunk import Chunk
-from opentab.pipeline.decode import Decoded, decode
-from opentab.pipeline.exact import Refusal
-from opentab.pipeline.form import BLOCK_LINES
-from opentab.pipeline.once import settle
-from opentab.pipeline.tally import exact_sum, tally
 from opentab.place import Place
 from opentab.records import ENTRY, REJECTION, ClockRestart
 from opentab.texts import Texts
@@ -82,6 +82,7 @@ class Report(msgspec.Struct, frozen=True):
     without_id: int = 0
     refused_reversals: list[tuple[int, int]] = []  # the keys of their own
     ahead: dict[str, tuple[int, int]] = {}  # by partition, number and stamp of the first that is stamped too late
+    host: str = ""  # where Spark ran the task
 
 
 def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
@@ -109,19 +110,14 @@ def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
     return work.nothing() if work.ahead else work.finish()
 
 
-def row_of(report: Report) -> tuple[bytes]:
-    """A report as the one row that a task returns."""
-    return (msgspec.json.encode(report),)
-
-
 def packed(report: Report) -> pa.RecordBatch:
-    """The same as a table."""
-    return pa.record_batch({REPORT_COLUMN: pa.array(row_of(report), pa.binary())})
+    """A report as the one row that a task returns."""
+    return pa.record_batch({REPORT_COLUMN: pa.array([msgspec.json.encode(report)], pa.binary())})
 
 
-def unpacked(rows: Iterable[Sequence[bytes]]) -> list[Report]:
-    """The reports in the rows that Spark collected."""
-    return [msgspec.json.decode(bytes(row[0]), type=Report) for row in rows]
+def unpacked(rows: Iterable[bytes]) -> list[Report]:
+    """The reports in the rows that the tasks returned."""
+    return [msgspec.json.decode(row, type=Report) for row in rows]
 
 
 class _Work:

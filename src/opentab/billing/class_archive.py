@@ -1,7 +1,7 @@
 """Spark's classes, loaded once and kept in a file that later Java processes map: they start in half the time.
 
 The file belongs to one Java and one Spark, so it lies in the environment that holds them. Without it
-everything works the same, only later. `make setup` writes it: python -m opentab.pipeline.class_archive
+everything works the same, only later. `make setup` writes it: python -m opentab.billing.class_archive
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import psutil
 from opentab.java import Java, find_java
 
 BUILD_SECONDS_MAX = 180
-EVENT = b'{"time":"2026-01-15T12:00:00Z","customer":"emma","type":"CALL","amount":"1.00"}\n'
+# Two months, so that one of them is closed.
+EVENTS = b"".join(
+    b'{"time":"2026-%02d-15T12:00:00Z","customer":"emma","type":"CALL","amount":"1.00"}\n' % month for month in (1, 2)
+)
 
 
 def archive_path(java: Java) -> Path:
@@ -43,7 +46,7 @@ def build() -> Path | None:
     with tempfile.TemporaryDirectory(prefix="opentab-archive-") as home:
         option = f'[spark]\ndriver.extraJavaOptions = "-XX:ArchiveClassesAtExit={aside}"\n'
         (Path(home) / "opentab.toml").write_text(option, encoding="utf-8")
-        subprocess.run([*command, "ingest", "--home", home], input=EVENT, check=True, capture_output=True)
+        subprocess.run([*command, "ingest", "--home", home], input=EVENTS, check=True, capture_output=True)
         run = subprocess.Popen(
             [*command, "run", "--once", "--home", home], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

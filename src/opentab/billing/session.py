@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opentab.billing.class_archive import jvm_option
+from opentab.billing.form import BLOCK_LINES
 from opentab.config import Home
 from opentab.errors import MachineError
 from opentab.java import find_java
-from opentab.pipeline.class_archive import jvm_option
-from opentab.pipeline.form import BLOCK_LINES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
-# It warns of a group's name before every batch; we join no group.
-logger.kafka.name = org.apache.spark.sql.kafka010.KafkaSourceProvider
-logger.kafka.level = error
 appender.file.type = File
 appender.file.name = file
 appender.file.fileName = {file}
@@ -32,38 +31,50 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 """
 
-# The work is done in Python: a JVM that compiles little starts sooner and leaves it the cores.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
-# A topic is read by Java, though: there it pays to compile well, and to have room for what lives shortly. But Spark's
-# code is deeply nested, and to take all of it into each method keeps half a core busy for the first half minute.
-KAFKA_JVM_OPTIONS = (
+# Room for what lives shortly, and Java's full compiler: without it a closing takes twice as long. But Spark's code is
+# deeply nested, and to take all of it into each method keeps half a core busy for the first half minute.
+JVM_OPTIONS = (
     "-XX:+UseSerialGC -Xmn768m -Xss4m"
     " -XX:MaxInlineLevel=9 -XX:FreqInlineSize=100 -XX:InlineSmallCode=1000 -XX:CompileThresholdScaling=2"
 )
 KAFKA_SETTINGS = {
-    "spark.driver.memory": "2g",
-    # The older of Spark's two readers of topics makes each message a Java row and takes it apart again.
-    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # A block of lines is read at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCK_LINES),
 }
 
+# Spark's UI listens where SPARK_LOCAL_IP says, so on this machine it is for this machine alone. On a cluster it would
+# be open to the whole network.
+LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+CLUSTER_SETTINGS = {"spark.ui.enabled": "false"}
 SETTINGS = {
     "spark.app.name": "opentab",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "1g",
+    # Each batch is a job. Spark keeps all it knows of the last ones in the driver's memory.
+    "spark.ui.retainedJobs": "200",
+    "spark.ui.retainedStages": "400",
+    "spark.ui.retainedTasks": "10000",
+    "spark.sql.ui.retainedExecutions": "100",
+    "spark.ui.killEnabled": "false",  # a page elsewhere in the operator's browser could do it
+    "spark.port.maxRetries": "100",
+    "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Many small files make few tasks, not one task each.
-    "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.adaptive.enabled": "false",
     # A closing's tasks read the ledger's own files, whose pages have checksums.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A closing's tasks and the stream's take turns.
     "spark.scheduler.mode": "FAIR",
     "spark.python.worker.reuse": "true",
-    "spark.python.daemon.module": "opentab.pipeline.daemon",
+    # A streaming query writes two small files a batch. Without forks for permissions and files for checksums they take
+    # 5 ms each in place of 35; they are thrown away anyway.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "10ms",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.python.daemon.module": "opentab.billing.daemon",
 }
 
 
@@ -78,7 +89,7 @@ def open_session(home: Home) -> SparkSession:
     settings = {
         **SETTINGS,
         **(KAFKA_SETTINGS if home.kafka is not None else {}),
-        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if home.tasks_are_here else {}),
+        **(LOOPBACK_SETTINGS if home.tasks_are_here else CLUSTER_SETTINGS),
         "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
         **home.spark,
     }
@@ -87,10 +98,9 @@ def open_session(home: Home) -> SparkSession:
         settings["spark.jars.packages"] = ",".join(name for name in packages if name)
     log4j = _write_log4j(home.logs_path)
     _send_logs_to(home.logs_path / "pipeline.log")
-    java_options = JVM_OPTIONS if home.kafka is None else KAFKA_JVM_OPTIONS
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
-        f"{java_options} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
+        f"{JVM_OPTIONS} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
     )
     with quiet(home.logs_path / "spark.out"):
         from pyspark.errors import PySparkException
@@ -100,6 +110,7 @@ def open_session(home: Home) -> SparkSession:
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
+        handler = signal.getsignal(signal.SIGINT)
         try:
             return builder.getOrCreate()
         except (PySparkException, OSError) as error:
@@ -107,18 +118,18 @@ def open_session(home: Home) -> SparkSession:
                 f"Spark did not start: {str(error).splitlines()[0]}",
                 hint=f"see {home.logs_path / 'spark.out'}",
             ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
 
 
-def warm_workers(spark: SparkSession, *, tables: bool) -> None:
-    """Start Spark's Python workers, those for tables or those for RDDs, and let them load what a batch needs."""
-    from opentab.pipeline.task import REPORT_SCHEMA, warm_up
+def warm_workers(spark: SparkSession) -> None:
+    """Start Spark's Python workers, and let them load what a batch needs."""
+    from opentab.billing.task import REPORT_SCHEMA, warm_up
 
     cores = spark.sparkContext.defaultParallelism
     with suppress(Exception):  # if Spark is in trouble, the stream says so
-        if tables:
-            spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
-        else:
-            spark.sparkContext.parallelize(range(cores), cores).mapPartitions(warm_up).collect()
+        spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
 
 
 @contextmanager

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opentab.billing.decode import Decoded, Identity, decode
+from opentab.billing.portion import Portion
+from opentab.billing.tally import exact_sum, tally
+from opentab.billing.task import Order, Report, runs_of
 from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
-from opentab.pipeline.decode import Decoded, Identity, decode
-from opentab.pipeline.source import Portion
-from opentab.pipeline.tally import exact_sum, tally
-from opentab.pipeline.task import Order, Report, runs_of
 from opentab.records import DID_NOT_COUNT, ENTRY, SEEN
 from opentab.texts import Texts
 
