@@ -60,7 +60,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
-    # A closing's tasks read the ledger's own files, whose pages have checksums.
+    # For whoever reads the ledger's files with Spark's own reader; closings read them with the ledger's.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A closing's tasks and the stream's take turns.
     "spark.scheduler.mode": "FAIR",
