@@ -10,12 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from opentab import config
+from opentab.billing.across import Repeats, Shared, settle
 from opentab.billing.job import HeldBack, Job
 from opentab.billing.log_check import join_log
 from opentab.billing.portion import check_taken, ranges_between
 from opentab.billing.segment_reader import ROWS, next_segments
 from opentab.billing.segments import DirectorySource
-from opentab.billing.source import Source, open_source
+from opentab.billing.source import Ranges, Source, open_source
 from opentab.billing.task import Order, Report, bill_chunks
 from opentab.closing.closer import Closer
 from opentab.config import Home
@@ -39,12 +40,12 @@ class LocalPortion:
         read_rows = self.source.reader()
         return [bill_chunks(read_rows(share), order) for share in shares]
 
-    def check(self, reports: Sequence[Report]) -> None:
-        check_taken(self.ranges, reports)
-        self.source.check(self.ranges, reports)
+    def settle(self, shared: Shared, order: Order) -> Repeats | None:
+        return settle(shared, order, self.source.lines)
 
-    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        return self.source.lines(places)
+    def taken(self, reports: Sequence[Report]) -> Ranges:
+        check_taken(self.ranges, reports, skips_offsets=self.source.skips_offsets)
+        return self.ranges
 
 
 def segments_portion(job: Job, names: list[str], tasks: int = 1) -> LocalPortion:
@@ -72,7 +73,7 @@ def waiting_portion(job: Job) -> LocalPortion | None:
         return segments_portion(job, names) if names else None
     topic = open_topic(job.home)
     assert topic is not None
-    ranges = ranges_between(source.starts(job.positions), source.ends(), job.upto)
+    ranges = ranges_between(source.open(job.positions), source.ends(), job.upto)
     if not ranges:
         return None
     found = topic.read({int(name): (first - 1, last) for name, (first, last) in ranges.items()})
@@ -85,7 +86,7 @@ def waiting_portion(job: Job) -> LocalPortion | None:
                 pa.array([message.arrived_us for message in messages], pa.timestamp("us", tz="UTC")),
                 pa.array([message.value for message in messages], pa.binary()),
             ],
-            names=["partition", "offset", "timestamp", "value"],
+            names=["partition", "offset", "arrived_at", "value"],
         )
         for number, messages in found.items()
         if messages

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+import spark_event_log
 from audit_ledger import Ledger, line
 from brokers import secure
 from ledgers import bill_ready
@@ -120,9 +121,11 @@ def lose(broker: Broker, home: Home, partition: int, before: int) -> None:
 def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
     """Simulator, topic, Spark's own Kafka source, closings, late and bad events, the audit, the dead letters."""
     letters = '[kafka]\nrejections_topic = "the-whole-way-rejections"\npartitions = 3\n'
-    home = home_on(broker, tmp_path / "home", SMALL_BATCHES + letters)
+    event_log = spark_event_log.settings(tmp_path / "event-log")
+    home = home_on(broker, tmp_path / "home", SMALL_BATCHES + letters + event_log)
     opentab("generate", "--events", "300", "--bad", "0.02", "--beyond", "0.01", "--until-final", home=home)
     opentab("run", "--once", home=home)
+    spark_event_log.check(tmp_path / "event-log", home, rows=sum(open_source(home).ends().values()))
     verdict = json_lines(opentab("verify", "--format", "json", home=home).stdout)[0]
     assert verdict["agrees"] and verdict["not_yet_billed_segments"] == 0, verdict
     # The checkpoint is of no use to anyone: the journal knows the offsets.

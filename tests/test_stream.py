@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import spark_event_log
 from ledgers import new_home
 from opentab import config
 from opentab.billing.portion import check_taken, ranges_between
@@ -26,8 +26,6 @@ from opentab.log.directory import Waiting
 from processes import check_exact, javas_of, position, streams, wait_for
 from product import event, opentab
 
-PROGRESS = "org.apache.spark.sql.streaming.StreamingQueryListener$QueryProgressEvent"
-
 
 def journal_of(home: Home) -> Journal:
     journal = Journal.open(home.ledger, home.identity)
@@ -35,36 +33,13 @@ def journal_of(home: Home) -> Journal:
     return journal
 
 
-def event_log(directory: Path) -> list[dict[str, Any]]:
-    """What Spark itself wrote down of an application."""
-    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("appstatus")]
-    return [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_every_event_is_read_and_billed_by_the_tasks_of_a_streaming_query(tmp_path: Path) -> None:
-    logs = tmp_path / "event-log"
-    logs.mkdir()
-    settings = f'[pipeline]\nbatch_events_max = 2000\n[spark]\neventLog.enabled = true\neventLog.compress = false\neventLog.dir = "{logs.as_uri()}"\n'
-    home = new_home(tmp_path / "home", settings)
-    opentab("generate", "--months", "1", "--events", "500", "--bad", "0.01", home=home)
+    settings = spark_event_log.settings(tmp_path / "event-log")
+    home = new_home(tmp_path / "home", f"[pipeline]\nbatch_events_max = 2000\n{settings}")
+    opentab("generate", "--months", "2", "--events", "300", "--bad", "0.01", "--until-final", home=home)
     segments = sum(map(len, DirectoryLog(home.log_path).pending().values()))
     opentab("run", "--once", home=home)
-
-    log = event_log(logs)
-    batches = [record for record in journal_of(home).batches() if record.event_count]
-    progress = [one["progress"] for one in log if one["Event"] == PROGRESS]
-    assert sum(one["sources"][0]["numInputRows"] for one in progress) == segments, "each segment was read once"
-    assert len([one for one in progress if one["sources"][0]["numInputRows"]]) == len(batches)
-    jobs = [one for one in log if one["Event"] == "SparkListenerJobStart"]
-    names = {job["Properties"].get("spark.job.description") for job in jobs}
-    assert {f"batch {record.batch}" for record in batches} <= names
-    tasks = [
-        one for one in log if one["Event"] == "SparkListenerTaskEnd" and one["Task End Reason"]["Reason"] == "Success"
-    ]
-    stages = {job["Properties"].get("spark.job.description"): job["Stage IDs"] for job in jobs}
-    for record in batches:
-        ran = sum(one["Stage ID"] in stages[f"batch {record.batch}"] for one in tasks)
-        assert sum(record.tasks.values()) == ran > 0
+    spark_event_log.check(tmp_path / "event-log", home, rows=segments)
     check_exact(home)
 
 

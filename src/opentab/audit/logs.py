@@ -27,6 +27,9 @@ class Stretch:
     def sentence(self) -> str:
         """That these batches cannot be recomputed."""
         batches = f"batch {self.first}" if self.first == self.last else f"batches {self.first} to {self.last}"
+        if self.log_id is not None and self.log_id.startswith("source:"):
+            log = f"{self.log_id.removeprefix('source:')!r}, is a source of its own that the audit cannot read"
+            return f"{batches} cannot be recomputed: their log, {log}"
         where = f", last at {self.log_uri!r}," if self.log_uri else ""
         log = f"log {self.log_id or 'without an id'}{where}"
         return f"{batches} cannot be recomputed: their {log} is gone or cannot be read"

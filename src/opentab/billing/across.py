@@ -1,25 +1,27 @@
 """Ids that two tasks of one batch took: each task counted once, together they counted twice.
 
-The first one stays, by arrival and place. Of the others, few as they are, the lines are read again; entries that take
-them back are committed with the batch, and their tasks' runs are written again without them.
+The driver only looks whether there are any. If so, one more Spark task settles them: the first one stays, by arrival
+and place. Of the others, few as they are, the lines are read again; entries that take them back are committed with the
+batch, and their tasks' runs are written again without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.billing.decode import Decoded, Identity, decode
-from opentab.billing.portion import Portion
 from opentab.billing.tally import exact_sum, tally
 from opentab.billing.task import Order, Report, runs_of
+from opentab.errors import LogError
 from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.seen import stage_run
 from opentab.periods import Calendar, Int64s
@@ -27,30 +29,30 @@ from opentab.records import DID_NOT_COUNT, ENTRY, SEEN
 from opentab.texts import Texts
 
 Bools = npt.NDArray[np.bool_]
+ReadLines = Callable[[Sequence[tuple[str, int, int]]], list[bytes]]
 
 _BESIDE = ThreadPoolExecutor(2)  # for the life of the process: memory that nobody has used yet is dear
 
 
-@dataclass(frozen=True, slots=True)
-class Repeats:
+class Repeats(msgspec.Struct, frozen=True):
     """What the tasks counted too much, and the files that set it right."""
 
-    events: Decoded | None = None
+    count: int = 0
+    sum_micros: str = "0"
+    late_events: int = 0
     entry_rows: int = 0
-    dropped: set[str] = field(default_factory=set)  # paths of runs that others take the place of
-    files: list[StagedFile] = field(default_factory=list)
+    dropped: list[str] = []  # paths of runs that others take the place of
+    files: list[StagedFile] = []
 
-    @property
-    def count(self) -> int:
-        return 0 if self.events is None else len(self.events.at_us)
 
-    @property
-    def amount_micros(self) -> int:
-        return 0 if self.events is None else exact_sum(self.events.amount_micros)
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What may be the same ids in the runs of several tasks."""
 
-    def late(self, first_day: int | None) -> int:
-        """How many of them are of a day before this one."""
-        return 0 if self.events is None or first_day is None else int((self.events.day < first_day).sum())
+    files: list[StagedFile]  # all runs of the batch
+    words: Int64s  # the first words of keys that more than one of them has
+    refused: set[tuple[int, int]]  # the keys of reversals that a task refused
+    latest_us: int  # the latest arrival of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,36 +96,44 @@ class _Run:
         return staged
 
 
-def repeats_across(portion: Portion, reports: Sequence[Report], order: Order) -> Repeats | None:
-    """What several tasks took of the same keys; None where entries cannot set it right.
-
-    That is so where values differ, where something is reversed, or where the window ends in the midst of the batch.
-    """
+def shared_across(reports: Sequence[Report], order: Order) -> Shared | None:
+    """What several tasks may have taken; None, nearly always, where there is no such thing."""
     files = [file for report in reports for file in report.files if file.kind == "seen"]
     if len(files) < 2:
-        return Repeats()
-    firsts = list(_BESIDE.map(partial(_first_words, order), files))
-    words = _shared_words(firsts)
+        return None
+    words = _shared_words(list(_BESIDE.map(partial(_first_words, order), files)))
     if not len(words):
-        return Repeats()
-    rows = [_places_of(words, mine) for mine in firsts]
-    runs = list(_BESIDE.map(partial(_Run.read, order), files, rows))
+        return None
+    return Shared(
+        files=files,
+        words=words,
+        refused={key for report in reports for key in report.refused_reversals},
+        latest_us=max(taken.arrived_us for report in reports for taken in report.taken.values()),
+    )
+
+
+def settle(found: Shared, order: Order, read_lines: ReadLines) -> Repeats | None:
+    """What several tasks took of the same keys; None where entries cannot set it right.
+
+    That is so where values differ, where something is reversed, where the window ends in the midst of the batch, or
+    where the lines cannot be read again.
+    """
+    rows = [_places_of(found.words, mine) for mine in _BESIDE.map(partial(_first_words, order), found.files)]
+    runs = list(_BESIDE.map(partial(_Run.read, order), found.files, rows))
     shared = _shared([run.table.take(pa.array(mine)) for run, mine in zip(runs, rows, strict=True)], rows, order)
     if not len(shared):
         return Repeats()
-    refused = {key for report in reports for key in report.refused_reversals}
-    if refused and not refused.isdisjoint(zip(shared.high.tolist(), shared.low.tolist(), strict=True)):
+    if not found.refused.isdisjoint(zip(shared.high.tolist(), shared.low.tolist(), strict=True)):
         return None  # what counted elsewhere might have been a better reason to refuse them
     first = np.ones(len(shared), np.bool_)  # of its key
     first[1:] = (shared.high[1:] != shared.high[:-1]) | (shared.low[1:] != shared.low[:-1])
     starts, key = np.flatnonzero(first), np.cumsum(first) - 1
     several = _differ(shared.run, starts)
-    latest_us = max(taken.arrived_us for report in reports for taken in report.taken.values())
-    ends = latest_us - shared.arrived_us[starts] > order.rules.dedupe_us
+    ends = found.latest_us - shared.arrived_us[starts] > order.rules.dedupe_us
     if (several & (_differ(shared.payload, starts) | ends)).any():
         return None
     losers = np.flatnonzero(~first & several[key])
-    return _set_right(portion, order, runs, shared, losers) if len(losers) else Repeats()
+    return _set_right(read_lines, order, runs, shared, losers) if len(losers) else Repeats()
 
 
 def _first_words(order: Order, file: StagedFile) -> Int64s:
@@ -139,8 +149,13 @@ def _differ(column: Int64s, starts: Int64s) -> Bools:
     return differ
 
 
-def _set_right(portion: Portion, order: Order, runs: list[_Run], shared: _Shared, losers: Int64s) -> Repeats | None:
-    lines = portion.lines([shared.places[at] for at in losers.tolist()])
+def _set_right(
+    read_lines: ReadLines, order: Order, runs: list[_Run], shared: _Shared, losers: Int64s
+) -> Repeats | None:
+    try:
+        lines = read_lines([shared.places[at] for at in losers.tolist()])
+    except (LogError, NotImplementedError):
+        return None  # they are not to be had here: whoever bills all of it anew says why, if that is a fault
     arrived_us = shared.arrived_us[losers]
     events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
     if len(events.at_us) != len(lines) or events.identity is None or events.identity.reversals:
@@ -154,7 +169,15 @@ def _set_right(portion: Portion, order: Order, runs: list[_Run], shared: _Shared
     entries = _taken_back(events, order.batch)
     files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
     files += [file for file in changing if file is not None]
-    return Repeats(events, entries.num_rows, {run.file.path for run in changed}, files)
+    late_before = order.late_before_day
+    return Repeats(
+        count=len(lines),
+        sum_micros=str(exact_sum(events.amount_micros)),
+        late_events=0 if late_before is None else int((events.day < late_before).sum()),
+        entry_rows=entries.num_rows,
+        dropped=[run.file.path for run in changed],
+        files=files,
+    )
 
 
 def _keyed(rows: Identity | _Shared, at: Int64s | None = None) -> list[tuple[int, int, int]]:

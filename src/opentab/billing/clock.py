@@ -13,6 +13,7 @@ from opentab.config import Home
 from opentab.ledger.arrivals import trusted_us
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal
+from opentab.log import open_log
 from opentab.log.clock import Restart, mismatch, read_restart, restart_place, write_restart
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import to_us
@@ -38,11 +39,9 @@ def clocks_of(home: Home, *, clock: Clock = wall_clock) -> tuple[int, list[Parti
     journal = Journal.open(home.ledger, home.identity)
     record = journal.last() if journal else None
     told = read_restart(restart_place(home)) or Restart(0, {})
-    source = open_source(home)
-    try:
-        stamps = source.last_stamps()
-    finally:
-        source.close()
+    log = open_log(home)
+    stamps = log.last_stamps()
+    log.close()
     lasts_us = {
         name: told.at_us if number <= told.upto.get(name, 0) else stamp_us
         for name, (number, stamp_us) in stamps.items()
@@ -79,7 +78,7 @@ def restart_clock(home: Home, *, clock: Clock = wall_clock) -> ClockRestart:
     lock = HomeLock(home.path, take_over=False)
     try:
         run, source = new_run(), open_source(home)
-        journal, log_id = join_log(home)
+        journal, log_id = join_log(home, source)
         claim = Claim(home.ledger, run)
         job = Job(home, journal, source, run=run, log_id=log_id, is_ours=claim.is_ours, clock=clock)
         source.open(job.positions)

@@ -6,15 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
 from opentab import crash
-from opentab.billing.across import Repeats, repeats_across
+from opentab.billing.across import Repeats, shared_across
 from opentab.billing.portion import Portion
-from opentab.billing.source import Source
+from opentab.billing.source import Ranges, Source
 from opentab.billing.task import Order, Report
 from opentab.billing.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
 from opentab.closing.spark_engine import reason_of
@@ -28,12 +29,13 @@ from opentab.errors import (
     TasksFailed,
     means_disk_full,
 )
-from opentab.ledger.arrivals import trusted_us
 from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.trouble import unwritable
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import first_day, format_us, to_us
 from opentab.records import BatchRecord, ClockRestart, PartitionState, Start
+
+T = TypeVar("T")
 
 PYTHON_ERROR = "org.apache.spark.api.python.PythonException"
 RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
@@ -131,8 +133,10 @@ class Job:
             retry_helps=True,
         )
 
-    def bill(self, portion: Portion, *, progress: Mapping[str, float] | None = None) -> BatchRecord:
-        """Bill one batch. Running the same batch again changes nothing. Raises HeldBack where the portion is too large.
+    def bill(self, portion: Portion, *, progress: Mapping[str, float] | None = None) -> BatchRecord | None:
+        """Bill one batch; None if there was nothing in it. Running the same batch again changes nothing.
+
+        Raises HeldBack where the portion is too large.
 
         1. the tasks decode, tally and stage, in one pass over the portion
         2. their reports are put together and checked
@@ -144,9 +148,12 @@ class Job:
         crash.moment("taken")
         order = self._order()
         reports, repeats = self._count_once(portion, order)
+        ranges = portion.taken(reports)
+        if not ranges:
+            return None
         staged = time.perf_counter()
         crash.moment("staged")
-        record = self._record(portion, reports, repeats, started_us)
+        record = self._record(ranges, reports, repeats, started_us)
         files = [file for report in reports for file in report.files if file.path not in repeats.dropped]
         files += repeats.files
         said = dict(progress or {})
@@ -188,7 +195,7 @@ class Job:
         restart = ClockRestart(
             batch=self._next_batch,
             at_us=now_us,
-            upto=self.source.ends(),
+            upto=dict(self.source.ends()),
             forgotten_us=self.last.forgotten_us if self.last else None,
             remembers_from=self.journal.remembers_from(),
         )
@@ -228,7 +235,7 @@ class Job:
             revise=revise,
             forgotten_us=forgotten_after(last if restart is None else None, partitions, self.rules),
             log_id=self.log_id,
-            log_uri=self.home["log.uri"],
+            log_uri=self.source.uri,
             adopted=adopted,
             restarts=restarts,
         )
@@ -240,15 +247,18 @@ class Job:
 
     def _count_once(self, portion: Portion, order: Order) -> tuple[list[Report], Repeats]:
         """Let the tasks bill the portion, and see to what two of them took of the same ids."""
-        reports = self._run_tasks(portion, order)
-        portion.check(reports)
-        repeats = repeats_across(portion, reports, order)
+        reports = self._run_tasks(lambda: portion.bill(order))
+        self._hold_back(reports)
+        shared = shared_across(reports, order)
+        if shared is None:
+            return reports, Repeats()
+        portion.taken(reports)  # raises where a task took what another one did: those are no repeats
+        repeats = self._run_tasks(lambda: portion.settle(shared, order))
         if repeats is None:
-            # Rare, and only where ids conflict: one task sees all of it.
-            reports = self._run_tasks(portion, order, in_one_task=True)
-            portion.check(reports)
-            repeats = Repeats()
-        return reports, repeats
+            # Rare, and mostly where ids conflict: one task sees all of it.
+            reports = self._run_tasks(lambda: portion.bill(order, in_one_task=True))
+            self._hold_back(reports)
+        return reports, repeats or Repeats()
 
     def _order(self) -> Order:
         if self.rules.dedupe_us and time.monotonic() - self._runs_seen > RUNS_SECONDS:
@@ -266,9 +276,9 @@ class Job:
             arrived_us_max=self._now_us() + AHEAD_MAX_US,
         )
 
-    def _run_tasks(self, portion: Portion, order: Order, *, in_one_task: bool = False) -> list[Report]:
+    def _run_tasks(self, run: Callable[[], T]) -> T:
         try:
-            reports = portion.bill(order, in_one_task=in_one_task)
+            return run()
         except OpentabError:
             raise
         except Exception as error:
@@ -276,8 +286,6 @@ class Job:
             if trouble is error:
                 raise
             raise trouble from error
-        self._hold_back(reports)
-        return reports
 
     def _hold_back(self, reports: Sequence[Report]) -> None:
         """Raise if something is stamped too far ahead of our clock, and let the next portion end before it."""
@@ -294,9 +302,8 @@ class Job:
     def _has_unread(self, restarts: Sequence[ClockRestart]) -> Callable[[str, int, int], bool]:
         """Whether a partition goes on after a number with what had arrived at a moment, as restarts let it count."""
 
-        def has_unread(partition: str, number: int, upto_us: int) -> bool:
-            found = self.source.stamp_after(partition, number)
-            return found is not None and trusted_us(found[1], restarts, partition, found[0]) <= upto_us
+        def has_unread(partition: str, offset: int, upto_us: int) -> bool:
+            return self.source.has_unread(partition, offset, upto_us, restarts)
 
         return has_unread
 
@@ -337,10 +344,10 @@ class Job:
             retry_helps=not ours,
         )
 
-    def _record(self, portion: Portion, reports: Sequence[Report], repeats: Repeats, started_us: int) -> BatchRecord:
+    def _record(self, ranges: Ranges, reports: Sequence[Report], repeats: Repeats, started_us: int) -> BatchRecord:
         check_sums(reports)
         before = self.last.partitions if self.last else {}
-        taken = states_of(portion, reports, before)
+        taken = states_of(ranges, reports, before)
         has_unread = self._has_unread(self._restarts)
         partitions = partitions_after(before, taken, rules=self.rules, has_unread=has_unread)
         watermark_us = watermark_after(self.last, partitions, self.rules)
@@ -353,34 +360,34 @@ class Job:
             started_us=started_us,
             committed_us=self._now_us(),
             partitions=partitions,
-            taken=dict(portion.ranges),
+            taken=dict(ranges),
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(self.last, partitions),
             event_count=sum(report.event_count for report in reports) - repeats.count,
-            sum_micros=str(sum(int(report.sum_micros) for report in reports) - repeats.amount_micros),
+            sum_micros=str(sum(int(report.sum_micros) for report in reports) - int(repeats.sum_micros)),
             entry_rows=sum(report.entry_rows for report in reports) + repeats.entry_rows,
             rejections=dict(sorted(rejections.items())),
             input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
             rules=self.rules,
-            late_events=sum(report.late_events for report in reports) - repeats.late(self._late_before_day()),
+            late_events=sum(report.late_events for report in reports) - repeats.late_events,
             duplicates=sum(report.duplicates for report in reports) + repeats.count,
             without_id=sum(report.without_id for report in reports),
             forgotten_us=forgotten_after(self.last, partitions, self.rules),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
             log_id=self.log_id,
-            log_uri=self.home["log.uri"],
+            log_uri=self.source.uri,
             restarts=self._restarts,
             tasks=dict(sorted(Counter(report.host for report in reports if report.host).items())),
         )
 
 
 def states_of(
-    portion: Portion, reports: Sequence[Report], before: Mapping[str, PartitionState]
+    ranges: Ranges, reports: Sequence[Report], before: Mapping[str, PartitionState]
 ) -> dict[str, PartitionState]:
-    """The state of each partition that a portion was taken from. Where it held no message, the last arrival stays."""
+    """The state of each partition that a batch was taken from. Where it held no message, the last arrival stays."""
     states = {}
-    for name, (_, last) in portion.ranges.items():
+    for name, (_, last) in ranges.items():
         taken = [report.taken[name] for report in reports if name in report.taken]
         arrived_us = max((one.arrived_us for one in taken), default=before[name].arrived_us if name in before else 0)
         latest_us = max((one.latest_us for one in taken if one.latest_us is not None), default=None)

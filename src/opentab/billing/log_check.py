@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from opentab.billing.source import Source, open_source
 from opentab.config import Home
 from opentab.errors import HomeMismatch, LogMismatch, OpentabError
 from opentab.ledger.journal import Journal
@@ -22,24 +23,26 @@ WAIT_SECONDS = 2.0  # how long an append waits for a ledger that does not answer
 FIRST_WAIT_SECONDS = 30.0  # the same until there was a first answer: nothing says yet which log is the right one
 
 
-def join_log(home: Home) -> tuple[Journal, str]:
+def join_log(home: Home, source: Source | None = None) -> tuple[Journal, str]:
     """The home's journal and the id of its log, both made where they are missing.
 
     Raises LogMismatch where the ledger is billed from another log. Nothing is made then.
     """
-    check_log(home)
-    log_id = open_log(home).make_id()
+    source = source or open_source(home)
+    check_log(home, source)
+    log_id = source.make_id()
     journal = Journal.create(home.ledger, home.identity, log_id=log_id)
-    _compare(home, journal.log_id(), log_id)  # another pipeline may have made the journal in the meantime
+    _compare(home, journal.log_id(), log_id, source.uri)  # another pipeline may have made the journal in the meantime
     return journal, log_id
 
 
-def check_log(home: Home) -> str | None:
+def check_log(home: Home, source: Source | None = None) -> str | None:
     """The id of the log that the home's ledger is billed from; None where it has none yet. Raises LogMismatch."""
     journal = Journal.open(home.ledger, home.identity)
     expected = None if journal is None else journal.log_id()
     if expected is not None:
-        _compare(home, expected, open_log(home).find_id())
+        source = source or open_source(home)
+        _compare(home, expected, source.find_id(), source.uri)
     return expected
 
 
@@ -88,7 +91,7 @@ class LogCheck:
     def _look_again(self) -> None:
         try:
             expected = self._expected_id()
-            _compare(self._home, expected, None if expected is None else self._log.find_id())
+            _compare(self._home, expected, None if expected is None else self._log.find_id(), self._home["log.uri"])
         except (LogMismatch, HomeMismatch) as error:
             self._refusal = error
         except (OpentabError, OSError):
@@ -126,11 +129,20 @@ class _CheckedProducer:
         return self._producer.put(lines)
 
 
-def _compare(home: Home, expected: str | None, found: str | None) -> None:
-    """Raise if the ledger is billed from another log than the one that was found."""
+def _compare(home: Home, expected: str | None, found: str | None, uri: str) -> None:
+    """Raise if the ledger is billed from another log than the one that was found at `uri`."""
     if expected is None or found == expected:
         return
-    uri = home["log.uri"]
+    if uri != home["log.uri"]:
+        raise LogMismatch(
+            f"the ledger {home.ledger} is billed from log {expected}, but the source is log {found}",
+            hint="use the source that the ledger is billed from, or another home",
+        )
+    if expected.startswith("source:"):
+        raise LogMismatch(
+            f"the ledger {home.ledger} is billed from {expected.removeprefix('source:')!r}, a source of its own",
+            hint="call opentab.run(home, source=…) with that source, or use another home",
+        )
     if found is not None:
         what, fix = f"log {found}", f"move the ledger to this log: opentab log adopt {uri}"
     elif home.kafka is not None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from opentab.billing.chunk import MessageChunk
-from opentab.billing.source import Positions, Ranges, ReadRows, replaced
-from opentab.billing.task import Report
+from opentab.billing.source import Offsets, Source, replaced
 from opentab.config import Home
-from opentab.errors import LedgerBug, LogError, LogUnreachable
+from opentab.errors import LogError, LogUnreachable
+from opentab.ledger.arrivals import trusted_us
 from opentab.log.topic import Topic, data_lost
-from opentab.texts import Texts
+from opentab.records import ClockRestart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,26 +32,39 @@ READ_OPTIONS = {
 }
 
 
-class TopicSource:
+class TopicSource(Source):
     """The log in a Kafka topic."""
 
     unit = "messages"
+    skips_offsets = True
 
     def __init__(self, topic: Topic, home: Home, *, accept_loss: bool = False) -> None:
         self._topic = topic
         self._accept_loss = accept_loss
+        self._uri: str = home["log.uri"]
         self._events_max: int = home["pipeline.batch_events_max"]
         self._firsts: Mapping[int, int] = {}
         self._nexts: Mapping[int, int] = {}
         self._looked_at = self._loss_looked_at = float("-inf")
 
-    def open(self, positions: Positions) -> None:
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def open(self, offsets: Offsets) -> Offsets:
         """See that there is the topic, and that it holds all that follows the journal."""
         self._looked_at = self._loss_looked_at = float("-inf")
-        self._look(positions)
+        self._look(offsets)
+        return {str(number): self._start(number, offsets) for number in self._nexts}
 
-    def ends(self) -> dict[str, int]:
+    def ends(self) -> Offsets:
         return {str(number): offset for number, offset in self._topic.next_offsets().items()}
+
+    def find_id(self) -> str | None:
+        return self._topic.find_id()
+
+    def make_id(self) -> str:
+        return self._topic.make_id()
 
     def check_id(self, log_id: str | None) -> None:
         """Raise if the topic was deleted and made again: ids of topics are never given out twice."""
@@ -69,45 +78,27 @@ class TopicSource:
         if found != log_id:
             raise replaced(self._topic)
 
-    def unread(self, positions: Positions) -> int:
-        self._look(positions, seconds=0.5)
+    def unread(self, offsets: Offsets) -> int:
+        self._look(offsets, seconds=0.5)
         return sum(
-            max(0, end - max(positions.get(str(number), 0), self._firsts.get(number, 0)))
+            max(0, end - max(offsets.get(str(number), 0), self._firsts.get(number, 0)))
             for number, end in self._nexts.items()
         )
 
-    def starts(self, positions: Positions) -> Positions:
-        self._look(positions)
-        return {str(number): self._start(number, positions) for number in self._nexts}
-
-    def stream(self, spark: SparkSession, starts: Positions) -> DataFrame:
+    def stream(self, spark: SparkSession, offsets: Offsets) -> DataFrame:
         options = READ_OPTIONS | self._topic.settings.spark()
         options |= {
             "subscribe": self._topic.name,
-            "startingOffsets": json.dumps({self._topic.name: starts}),
+            "startingOffsets": json.dumps({self._topic.name: offsets}),
             "maxOffsetsPerTrigger": str(self._events_max),
-            "minPartitions": str(max(spark.sparkContext.defaultParallelism, len(starts))),
+            "minPartitions": str(max(spark.sparkContext.defaultParallelism, len(offsets))),
         }
         messages = spark.readStream.format("kafka").options(**options).load()
-        return messages.select("partition", "offset", "timestamp", "value")
+        return messages.selectExpr("partition", "offset", "timestamp as arrived_at", "value")
 
-    def ends_of(self, offsets: str) -> Positions:
+    def ends_of(self, offsets: str) -> Offsets:
         ends: dict[str, int] = json.loads(offsets)[self._topic.name]
         return ends
-
-    def reader(self) -> ReadRows:
-        return read_messages
-
-    def check(self, ranges: Ranges, reports: Sequence[Report]) -> None:
-        """Raise if a message was taken twice, or one that is not of the ranges.
-
-        Offsets may be missing: a transaction's marks are no messages. Lost ones fail Spark's task.
-        """
-        for name, (first, last) in ranges.items():
-            taken = sorted(one for report in reports if name in report.taken for one in report.taken[name].ranges)
-            follows = [first - 1, *(one[1] for one in taken)]
-            if any(one[0] <= before for one, before in zip(taken, follows, strict=False)) or follows[-1] > last:
-                raise LedgerBug(f"partition {name}: {taken} were taken instead of {first} to {last}")
 
     def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
         found: dict[tuple[str, int], bytes] = {}
@@ -120,24 +111,20 @@ class TopicSource:
                 raise LogError(f"message {offset} of partition {partition} is gone from {self._topic}")
         return [found[partition, offset] for partition, offset, _ in places]
 
-    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
-        message = self._topic.message_from(int(partition), number)
-        return None if message is None else (message.offset + 1, message.arrived_us)
-
-    def last_stamps(self) -> dict[str, tuple[int, int]]:
-        return {str(number): (offset + 1, us) for number, (offset, us) in self._topic.newest_stamps().items()}
-
-    def release(self, positions: Positions) -> None:
-        """Kafka keeps what it has for as long as it is told to."""
+    def has_unread(self, partition: str, offset: int, upto_us: int, restarts: Sequence[ClockRestart]) -> bool:
+        message = self._topic.message_from(int(partition), offset)
+        if message is None:
+            return False
+        return trusted_us(message.arrived_us, restarts, partition, message.offset + 1) <= upto_us
 
     def close(self) -> None:
         self._topic.close()
 
-    def _start(self, number: int, positions: Positions) -> int:
-        known = positions.get(str(number), 0)
-        return max(known, self._firsts.get(number, 0)) if not positions or self._accept_loss else known
+    def _start(self, number: int, offsets: Offsets) -> int:
+        known = offsets.get(str(number), 0)
+        return max(known, self._firsts.get(number, 0)) if not offsets or self._accept_loss else known
 
-    def _look(self, positions: Positions, seconds: float = LOOK_SECONDS) -> None:
+    def _look(self, offsets: Offsets, seconds: float = LOOK_SECONDS) -> None:
         """See where the partitions end, and now and then whether they still begin where we go on."""
         now = time.monotonic()
         if now - self._looked_at < seconds:
@@ -148,11 +135,11 @@ class TopicSource:
         else:
             self._nexts = self._topic.next_offsets()
         self._looked_at = now
-        self._check_loss(positions)
+        self._check_loss(offsets)
 
-    def _check_loss(self, positions: Positions) -> None:
+    def _check_loss(self, offsets: Offsets) -> None:
         """Raise if what follows the journal is gone. A new home begins with what there is."""
-        for name, position in positions.items():
+        for name, position in offsets.items():
             end = self._nexts.get(int(name))
             if end is None:
                 raise data_lost(self._topic, f"partition {name} is gone")
@@ -161,10 +148,10 @@ class TopicSource:
                     self._topic,
                     f"partition {name} ends at offset {end}, the journal is at {position}; is it another topic?",
                 )
-        if not positions or self._accept_loss:
+        if not offsets or self._accept_loss:
             return
         for number, first in self._firsts.items():
-            position = positions.get(str(number), 0)
+            position = offsets.get(str(number), 0)
             if first > position:
                 fact = f"partition {number} begins at offset {first}, the journal goes on from {position}"
                 raise data_lost(self._topic, fact)
@@ -179,14 +166,3 @@ def spans(offsets: Iterable[int]) -> list[tuple[int, int]]:
         else:
             found.append((offset, offset))
     return found
-
-
-def read_messages(rows: Iterable[pa.RecordBatch]) -> Iterator[MessageChunk]:
-    """The messages in rows, each batch of them partition by partition."""
-    for batch in rows:
-        numbers = pc.unique(batch.column("partition")).to_pylist()
-        for number in numbers:
-            own = batch if len(numbers) == 1 else batch.filter(pc.equal(batch.column("partition"), number))
-            arrived_us = own.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-            lines = Texts.of_array(own.column("value"))
-            yield MessageChunk(str(number), own.column("offset").to_numpy(), lines, arrived_us.to_numpy())

@@ -19,7 +19,7 @@ from opentab.billing.job import Job
 from opentab.billing.lock import Claim, HomeLock
 from opentab.billing.log_check import join_log
 from opentab.billing.session import open_session, warm_workers
-from opentab.billing.source import NOWHERE, Positions, Source, open_source
+from opentab.billing.source import NOWHERE, Offsets, Source, open_source
 from opentab.billing.stream import Stream
 from opentab.billing.upkeep import Upkeep, keep_up
 from opentab.closing.closer import Closer
@@ -69,6 +69,7 @@ class Pipeline:
     def __init__(
         self, home: Home, *, once: bool = False, take_over: bool = False, accept_loss: bool = False,
         watch: Callable[[Progress], None] = lambda progress: None, spark: SparkSession | None = None,
+        source: Source | None = None,
         say: Callable[[str], None] = lambda sentence: None, clock: Clock = wall_clock,
     ) -> None:  # fmt: skip
         self.home = home
@@ -78,6 +79,7 @@ class Pipeline:
         self.watch = watch
         self.say = say  # told once what an operator should know
         self._spark = spark  # one that belongs to the caller
+        self._own_source = source  # instead of the log that the settings name
         self._own_spark: SparkSession | None = None
         self._spark_ui: str | None = None
         self._clock = clock
@@ -108,7 +110,7 @@ class Pipeline:
         """Run to the end. What was committed stays, however this ends."""
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
-            source = open_source(self.home, accept_loss=self.accept_loss)
+            source = self._own_source or open_source(self.home, accept_loss=self.accept_loss)
             for sentence in recover(self.home.ledger):
                 self.say(sentence)
             # Before the claim: a pipeline with another log must not stop the one that works on the ledger.
@@ -159,7 +161,7 @@ class Pipeline:
         deadline = time.monotonic() + ONCE_SECONDS_MAX
         while True:
             try:
-                return join_log(self.home)
+                return join_log(self.home, source)
             except LogUnreachable as error:
                 if self._gives_up(deadline):
                     raise
@@ -172,8 +174,9 @@ class Pipeline:
         deadline = time.monotonic() + ONCE_SECONDS_MAX
         while True:
             try:
-                source.open(self._job.positions)
-                self._goal = source.ends()
+                starts = source.open(self._job.positions)
+                # A partition may end where it begins, all of it deleted by the topic's retention.
+                self._goal = {name: end for name, end in source.ends().items() if end > starts.get(name, 0)}
                 return
             except LogUnreachable as error:
                 self._waits_for(error, deadline)
@@ -395,7 +398,7 @@ class Pipeline:
     def _reached_goal(self) -> bool:
         return self._reaches_goal(self._job.positions)
 
-    def _reaches_goal(self, positions: Positions, *, upto: Positions = NOWHERE) -> bool:
+    def _reaches_goal(self, positions: Offsets, *, upto: Offsets = NOWHERE) -> bool:
         """Whether all that was in the log when we started is billed, but for what is held back."""
         return all(positions.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
 

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from opentab.billing.chunk import SegmentChunk
-from opentab.billing.source import Positions, Ranges, ReadRows, replaced
-from opentab.billing.task import Report, joined
+from opentab.billing.source import Offsets, ReadRows, Source
 from opentab.config import Home
-from opentab.errors import LedgerBug, LogError
+from opentab.errors import LogError
+from opentab.ledger.arrivals import trusted_us
 from opentab.log.directory import DirectoryLog
 from opentab.log.segment import parse_segment
+from opentab.records import ClockRestart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class DirectorySource:
+class DirectorySource(Source):
     """The log in a directory."""
 
     unit = "segments"
@@ -31,49 +32,54 @@ class DirectorySource:
         self.log = log
         self._events_max: int = home["pipeline.batch_events_max"]
         self._shares_disk = home.tasks_are_here
+        self._uri: str = home["log.uri"]
 
-    def open(self, positions: Positions) -> None:
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def open(self, offsets: Offsets) -> Offsets:
         """Bring back what the journal has not, archive what it has, and tidy up."""
         self.log.create()
-        self._check_loss(positions)
-        self.log.restore(dict(positions))
-        self.release(positions)
+        self._check_loss(offsets)
+        self.log.restore(dict(offsets))
+        self.release(offsets)
         self.log.sweep_aside()
         self.log.restamp()
+        return offsets
 
-    def _check_loss(self, positions: Positions) -> None:
+    def _check_loss(self, offsets: Offsets) -> None:
         """Raise if a partition ends before the journal: its next segments would get numbers that were billed already.
 
         The newest segment of a partition is never archived, so the incoming ones tell where it ends.
         """
         ends = self.ends()
-        for name, position in positions.items():
-            if ends.get(name, 0) < position:
+        for name, offset in offsets.items():
+            if ends.get(name, 0) < offset:
                 raise LogError(
                     f"log partition {name!r} in {self.log.path} ends at segment {ends.get(name, 0)}, "
-                    f"the journal is at {position}",
+                    f"the journal is at {offset}",
                     hint="restore the log directory from a newer backup",
                 )
 
-    def ends(self) -> dict[str, int]:
+    def ends(self) -> Offsets:
         return {name: numbers[-1] for name, numbers in self.log.pending().items()}
 
-    def check_id(self, log_id: str | None) -> None:
-        if log_id is not None and self.log.find_id() != log_id:
-            raise replaced(self.log)
+    def find_id(self) -> str | None:
+        return self.log.find_id()
 
-    def unread(self, positions: Positions) -> int:
-        return sum(len(numbers) for numbers in self.log.unread(dict(positions)).values())
+    def make_id(self) -> str:
+        return self.log.make_id()
 
-    def starts(self, positions: Positions) -> Positions:
-        return positions
+    def unread(self, offsets: Offsets) -> int:
+        return sum(len(numbers) for numbers in self.log.unread(dict(offsets)).values())
 
-    def stream(self, spark: SparkSession, starts: Positions) -> DataFrame:
+    def stream(self, spark: SparkSession, offsets: Offsets) -> DataFrame:
         from opentab.billing.segment_reader import NAME, Options, SegmentSource
 
         options = Options(
             path=self.log.path,
-            starts=dict(starts),
+            starts=dict(offsets),
             events_max=self._events_max,
             tasks=spark.sparkContext.defaultParallelism,
             with_bytes=not self._shares_disk,
@@ -81,18 +87,12 @@ class DirectorySource:
         spark.dataSource.register(SegmentSource)
         return spark.readStream.format(NAME).options(**options.texts()).load()
 
-    def ends_of(self, offsets: str) -> Positions:
+    def ends_of(self, offsets: str) -> Offsets:
         ends: dict[str, int] = json.loads(offsets)
         return ends
 
     def reader(self) -> ReadRows:
         return partial(read_segments, log_path=self.log.path)
-
-    def check(self, ranges: Ranges, reports: Sequence[Report]) -> None:
-        for name, (first, last) in ranges.items():
-            taken = joined(one for report in reports if name in report.taken for one in report.taken[name].ranges)
-            if taken != [(first, last)]:
-                raise LedgerBug(f"log partition {name!r}: {taken} were taken instead of {first} to {last}")
 
     def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
         wanted: dict[tuple[str, int], list[int]] = {}
@@ -105,18 +105,12 @@ class DirectorySource:
         }
         return [found[place] for place in places]
 
-    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
-        stamp_us = self.log.stamp_after(partition, number)
-        return None if stamp_us is None else (number + 1, stamp_us)
+    def has_unread(self, partition: str, offset: int, upto_us: int, restarts: Sequence[ClockRestart]) -> bool:
+        stamp_us = self.log.stamp_after(partition, offset)
+        return stamp_us is not None and trusted_us(stamp_us, restarts, partition, offset + 1) <= upto_us
 
-    def last_stamps(self) -> dict[str, tuple[int, int]]:
-        return self.log.last_stamps()
-
-    def release(self, positions: Positions) -> None:
-        self.log.archive_upto(dict(positions))
-
-    def close(self) -> None:
-        """Nothing is held open."""
+    def release(self, offsets: Offsets) -> None:
+        self.log.archive_upto(dict(offsets))
 
 
 def read_segments(rows: Iterable[pa.RecordBatch], log_path: Path) -> Iterator[SegmentChunk]:

@@ -37,7 +37,7 @@ JVM_OPTIONS = (
     "-XX:+UseSerialGC -Xmn768m -Xss4m"
     " -XX:MaxInlineLevel=9 -XX:FreqInlineSize=100 -XX:InlineSmallCode=1000 -XX:CompileThresholdScaling=2"
 )
-KAFKA_SETTINGS = {
+ROWS_SETTINGS = {
     # A block of lines is read at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCK_LINES),
 }
@@ -86,13 +86,7 @@ def open_session(home: Home) -> SparkSession:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if home.tasks_are_here:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        **SETTINGS,
-        **(KAFKA_SETTINGS if home.kafka is not None else {}),
-        **(LOOPBACK_SETTINGS if home.tasks_are_here else CLUSTER_SETTINGS),
-        "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
-        **home.spark,
-    }
+    settings = settings_of(home, reads_rows=home.kafka is not None)
     if home.kafka is not None:
         packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
         settings["spark.jars.packages"] = ",".join(name for name in packages if name)
@@ -121,6 +115,17 @@ def open_session(home: Home) -> SparkSession:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
+
+
+def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
+    """What Spark is told. Sources whose rows are events are read in blocks of lines; segments are blocks already."""
+    return {
+        **SETTINGS,
+        **(ROWS_SETTINGS if reads_rows else {}),
+        **(LOOPBACK_SETTINGS if home.tasks_are_here else CLUSTER_SETTINGS),
+        "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
+        **home.spark,
+    }
 
 
 def warm_workers(spark: SparkSession) -> None:

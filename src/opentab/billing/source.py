@@ -1,30 +1,124 @@
-"""A source makes a log a stream: it says where the log ends, and reads it on from the journal's offsets.
+"""A source makes a log a stream. Kafka and the embedded log are two; docs/sources.md shows how to write another.
 
-Its rows are lines, or references to segments that the tasks resolve. In each row `partition` names the partition of the
-log and `offset` the place in it; a batch takes all offsets of a partition from one up to another.
+Each row of the stream is one event: `partition` and `offset` say where it stands in the log, `arrived_at` when it
+arrived, and `value` holds it as it came. Offsets count up within a partition. The journal keeps, for each partition,
+the offset of the next row, and every query starts from there.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from opentab.billing.chunk import Chunk
-from opentab.billing.task import Report
+from opentab.billing.chunk import Chunk, MessageChunk
 from opentab.config import Home
 from opentab.errors import LogMismatch
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
+from opentab.records import ClockRestart
+from opentab.texts import Texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Positions = Mapping[str, int]  # the number of the last segment or message in the journal, by partition
-NOWHERE: Positions = {}
-Ranges = Mapping[str, tuple[int, int]]  # the first and the last number that a batch takes, by partition
+Offsets = Mapping[str, int]  # by partition, the offset of the next row
+NOWHERE: Offsets = {}
+Ranges = Mapping[str, tuple[int, int]]  # what a batch takes: the first offset plus one, and the next offset after it
 ReadRows = Callable[[Iterable[pa.RecordBatch]], Iterator[Chunk]]
+
+COLUMNS = ("partition", "offset", "arrived_at", "value")
+
+
+class Source(ABC):
+    """A log that opentab bills from.
+
+    A source of your own has `stream` and `ends`; all else has a default. It is pickled for Spark's tasks.
+    """
+
+    unit = "rows"  # what offsets count, in messages to people
+    skips_offsets = False  # whether offsets may be missing without a loss, as a Kafka transaction's markers are
+
+    # What a source of your own has
+
+    @abstractmethod
+    def stream(self, spark: SparkSession, offsets: Offsets) -> DataFrame:
+        """The streaming DataFrame of the rows from these offsets on; rows before them are dropped.
+
+        Partitions that are not named start at their beginning.
+        """
+
+    @abstractmethod
+    def ends(self) -> Offsets:
+        """For each partition, the offset that its next row will get."""
+
+    # What it may have
+
+    @property
+    def uri(self) -> str:
+        """Names the log, always the same way: the ledger remembers it, and is billed from no other log."""
+        return type(self).__qualname__
+
+    def unread(self, offsets: Offsets) -> int:
+        """How many rows the log holds from these offsets on. Raises where they are lost."""
+        return sum(max(0, end - offsets.get(name, 0)) for name, end in self.ends().items())
+
+    def has_unread(self, partition: str, offset: int, upto_us: int, restarts: Sequence[ClockRestart]) -> bool:
+        """Whether a partition goes on from this offset with what had arrived by a moment.
+
+        As long as it does, the partition holds the watermark back. Without a better answer any row will do.
+        """
+        return self.ends().get(partition, 0) > offset
+
+    def release(self, offsets: Offsets) -> None:
+        """Told after each commit that the journal holds all rows before these offsets."""
+        return
+
+    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Some values, each by partition, offset and a 0; called in a Spark task.
+
+        It settles ids that two tasks of a batch took. Without it, one task bills such a batch again.
+        """
+        raise NotImplementedError
+
+    # What the logs of opentab itself need besides
+
+    def open(self, offsets: Offsets) -> Offsets:
+        """Make the log ready to be read. Returns where reading starts; raises where what follows is lost."""
+        return offsets
+
+    def find_id(self) -> str | None:
+        """Which log this is; None where there is none."""
+        return f"source:{self.uri}"
+
+    def make_id(self) -> str:
+        """The same; the log is made where there is none."""
+        found = self.find_id()
+        assert found is not None
+        return found
+
+    def check_id(self, log_id: str | None) -> None:
+        """Raise if another log than the one of this id stands here by now: what was read may be of that one."""
+        if log_id is not None and self.find_id() != log_id:
+            raise replaced(self.uri)
+
+    def ends_of(self, offsets: str) -> Offsets | None:
+        """Where a batch ends, from its offsets as Spark writes them down; None: only its rows can tell."""
+        return None
+
+    def reader(self) -> ReadRows:
+        """What turns the stream's rows into lines, in a task."""
+        return partial(read_rows, skips_offsets=self.skips_offsets)
+
+    def close(self) -> None:
+        """Let go of it."""
+        return
 
 
 def replaced(log: object) -> LogMismatch:
@@ -35,66 +129,26 @@ def replaced(log: object) -> LogMismatch:
     )
 
 
-class Source(Protocol):
-    """A log, read on from the journal's positions."""
+def read_rows(rows: Iterable[pa.RecordBatch], *, skips_offsets: bool) -> Iterator[MessageChunk]:
+    """The lines in rows, each Arrow batch of them partition by partition, in the order of their offsets."""
+    for batch in rows:
+        names = pc.unique(batch.column("partition")).to_pylist()
+        for name in names:
+            own = batch if len(names) == 1 else batch.filter(pc.equal(batch.column("partition"), name))
+            for part in [own] if skips_offsets else without_gaps(own):
+                arrived_us = part.column("arrived_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+                lines = Texts.of_array(part.column("value").cast(pa.binary()))
+                yield MessageChunk(str(name), part.column("offset").to_numpy(), lines, arrived_us.to_numpy())
 
-    unit: str  # what the numbers count: segments or messages
 
-    def open(self, positions: Positions) -> None:
-        """Make it ready to be read after these positions; raises where it has lost what follows them."""
-        ...
-
-    def ends(self) -> dict[str, int]:
-        """The number of the last one there is, by partition."""
-        ...
-
-    def check_id(self, log_id: str | None) -> None:
-        """Raise if another log than the one of this id stands here by now: what was read may be of that one."""
-        ...
-
-    def unread(self, positions: Positions) -> int:
-        """How many lie after these positions; raises where that cannot be told, or where they are lost."""
-        ...
-
-    def starts(self, positions: Positions) -> Positions:
-        """Where a query begins that reads on from these positions: later than they are where loss is accepted."""
-        ...
-
-    def stream(self, spark: SparkSession, starts: Positions) -> DataFrame:
-        """The streaming DataFrame of all that follows."""
-        ...
-
-    def ends_of(self, offsets: str) -> Positions:
-        """The numbers up to which a batch of that stream reaches, from its offsets as Spark writes them down."""
-        ...
-
-    def reader(self) -> ReadRows:
-        """What turns rows of that stream into lines, in a task."""
-        ...
-
-    def check(self, ranges: Ranges, reports: Sequence[Report]) -> None:
-        """Raise unless the reports together hold all of these ranges, once."""
-        ...
-
-    def lines(self, places: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Some lines, each by its partition, number and byte."""
-        ...
-
-    def stamp_after(self, partition: str, number: int) -> tuple[int, int] | None:
-        """The number and the arrival stamp of the next one after `number`; None if there is none yet."""
-        ...
-
-    def last_stamps(self) -> dict[str, tuple[int, int]]:
-        """The number and the arrival stamp of the one that was stamped latest, by partition."""
-        ...
-
-    def release(self, positions: Positions) -> None:
-        """Say that the journal holds all up to these positions."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
+def without_gaps(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Rows of one partition in the order of their offsets, cut where an offset is missing or comes twice."""
+    offsets = rows.column("offset").to_numpy()
+    if not (np.diff(offsets) > 0).all():
+        order = np.argsort(offsets, kind="stable")
+        rows, offsets = rows.take(pa.array(order)), offsets[order]
+    cuts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
+    return [rows.slice(first, past - first) for first, past in pairwise(cuts) if past > first]
 
 
 def open_source(home: Home, *, accept_loss: bool = False) -> Source:

@@ -23,8 +23,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from opentab.billing.job import HeldBack, Job
-from opentab.billing.portion import SparkPortion, ranges_between, without_held
-from opentab.billing.source import Positions, Ranges
+from opentab.billing.portion import SparkPortion, ranges_between, without_billed, without_held
+from opentab.billing.source import NOWHERE, Offsets, Ranges
 from opentab.errors import TasksFailed
 from opentab.records import BatchRecord
 
@@ -48,8 +48,8 @@ class Stream:
         self._pause = pause  # between the starts of two batches
         self._pause_min = pause_min  # after a commit
         self._billed = billed  # told of each batch; it may ask the stream to end
-        self._starts: Positions = {}
-        self._reached: Positions = {}  # where the query's next batch begins
+        self._starts: Offsets = {}
+        self._reached: Offsets = {}  # where the query's next batch begins
         self._billed_from: set[str] = set()  # partitions
         self._last: int | None = None  # the last of Spark's batches that was billed
         self._query: StreamingQuery | None = None
@@ -62,7 +62,7 @@ class Stream:
     def start(self) -> None:
         """Start the query. Raises what is wrong with the log."""
         source = self._job.source
-        self._starts = self._reached = source.starts(self._job.positions)
+        self._starts = self._reached = source.open(self._job.positions)
         try:
             frame = source.stream(self._spark, self._starts)
             self._query = (
@@ -145,27 +145,31 @@ class Stream:
             self._leaving.wait(self._pause_min.total_seconds())
 
     def _bill_batch(self, frame: DataFrame, number: int) -> None:
-        """Bill a batch of the query's, but for what is held back."""
+        """Bill a batch of the query's, but for what is held back or billed already."""
         job = self._job
         ends = job.source.ends_of(self._offsets(number))
-        begins, self._reached = self._reached, {**self._reached, **ends}
+        begins, self._reached = self._reached, {**self._reached, **(ends or NOWHERE)}
         while True:
             upto = job.upto
-            ranges = ranges_between(begins, ends, upto)
-            if not ranges:
+            ranges = None if ends is None else ranges_between(begins, ends, upto)
+            if ranges is None:
+                frame = without_billed(frame, job.positions)
+            elif not ranges:
                 return
-            self._check_follows(begins, ranges)
+            else:
+                self._check_follows(begins, ranges)
             self._spark.sparkContext.setJobDescription(f"batch {job.position + 1}")
             began = time.perf_counter()
             try:
-                portion = SparkPortion(job.source, without_held(frame, upto), ranges)
+                portion = SparkPortion(job.source, without_held(frame, upto), ranges, job.positions)
                 record = job.bill(portion, progress=self._progress())
             except HeldBack:
                 continue
-            self._billed(record, time.perf_counter() - began)
+            if record is not None:
+                self._billed(record, time.perf_counter() - began)
             return
 
-    def _check_follows(self, begins: Positions, ranges: Ranges) -> None:
+    def _check_follows(self, begins: Offsets, ranges: Ranges) -> None:
         """Raise unless the rows of the batch begin where the journal ends.
 
         They do not where the query has passed something over that is not held back any more, or where another pipeline

@@ -110,7 +110,7 @@ def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
     return work.nothing() if work.ahead else work.finish()
 
 
-def packed(report: Report) -> pa.RecordBatch:
+def packed(report: msgspec.Struct | None) -> pa.RecordBatch:
     """A report as the one row that a task returns."""
     return pa.record_batch({REPORT_COLUMN: pa.array([msgspec.json.encode(report)], pa.binary())})
 

@@ -72,9 +72,10 @@ class SyntheticLedger:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         number = self._producer.append(EVENT % at.encode())
         frame = spark.createDataFrame([(MEASURED_PARTITION, number - 1, None)], SCHEMA)
-        portion = SparkPortion(self._source, frame, {MEASURED_PARTITION: (number, number)})
+        portion = SparkPortion(self._source, frame, {MEASURED_PARTITION: (number, number)}, self._job.positions)
         began = time.perf_counter()
         record = self._job.bill(portion)
+        assert record is not None
         took_ms = (time.perf_counter() - began) * 1000
         self._keep_up(record.batch)
         return took_ms

@@ -177,6 +177,9 @@ class DirectoryLog:
                     return read_header(path).arrived_us
         raise LogError(f"segment {number + 1} of log partition {partition!r} keeps moving", retry_helps=True)
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     def last_stamps(self) -> dict[str, tuple[int, int]]:
         """The number and the arrival of the last segment of each partition."""
         found = {}

@@ -61,6 +61,9 @@ class Topic:
         self._partitions: list[int] = []
         self._partitions_at = float("-inf")
 
+    def __reduce__(self) -> tuple[type[Topic], tuple[KafkaSettings]]:
+        return Topic, (self.settings,)  # a Spark task makes connections of its own
+
     def __str__(self) -> str:
         return f"topic {self.name!r} at {self.settings.brokers}"
 
@@ -178,6 +181,10 @@ class Topic:
                 return messages[0]
             offset += 1
         return None
+
+    def last_stamps(self) -> dict[str, tuple[int, int]]:
+        """The number and the arrival of the message with the newest stamp, by partition, where there is one."""
+        return {str(number): (offset + 1, us) for number, (offset, us) in self.newest_stamps().items()}
 
     def newest_stamps(self) -> dict[int, tuple[int, int]]:
         """The offset and the arrival of the message with the newest stamp, by partition, where there is one."""
