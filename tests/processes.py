@@ -97,7 +97,29 @@ def answers(url: str, verify: ssl.SSLContext | bool = True) -> bool:
         return False
 
 
-def javas_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def planner_of(process: subprocess.Popen[str] | psutil.Process) -> psutil.Process:
+    """The process in which Spark plans the batches of its newest query over a Python data source."""
+    return max(pythons_of(process, "python_streaming_source_runner"), key=psutil.Process.create_time)
+
+
+def daemon_of(process: psutil.Process) -> psutil.Process:
+    """The process that forks Spark's Python workers."""
+    (daemon,) = pythons_of(process, "opentab.billing.daemon pyspark.worker")
+    return daemon
+
+
+def pythons_of(process: subprocess.Popen[str] | psutil.Process, what: str) -> list[psutil.Process]:
+    """What Spark's Java has started with such words in its command."""
+    found = []
+    for java in javas_of(process):
+        for one in java.children():
+            with suppress(psutil.NoSuchProcess):
+                if what in " ".join(one.cmdline()):
+                    found.append(one)
+    return found
+
+
+def javas_of(process: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
     """The Java processes below a command. Others come and go meanwhile, and that is no matter."""
     return [child for child in psutil.Process(process.pid).children(recursive=True) if name_of(child) == "java"]
 

@@ -23,7 +23,7 @@ from opentab.errors import LedgerBug
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
 from opentab.log.directory import Waiting
-from processes import check_exact, javas_of, position, streams, wait_for
+from processes import check_exact, planner_of, position, streams, wait_for
 from product import event, opentab
 
 
@@ -84,9 +84,7 @@ def test_the_process_that_plans_batches_is_killed(
     wait_for(lambda: streams(small_home, pipeline), "Spark was up")
     opentab("generate", "--months", "1", "--events", "300", home=small_home)
     wait_for(lambda: position(small_home) >= 1, "a batch was billed")
-    (java,) = javas_of(pipeline)
-    (planner,) = [one for one in java.children() if "python_streaming_source_runner" in " ".join(one.cmdline())]
-    planner.kill()
+    planner_of(pipeline).kill()
     opentab("generate", "--first-period", "2025-01", "--months", "1", "--events", "300", home=small_home)
     pending = DirectoryLog(small_home.log_path).pending()["default"][-1]
     wait_for(lambda: journal_of(small_home).last().partitions["default"].segment == pending, "it reads on")  # type: ignore[union-attr]

@@ -75,6 +75,13 @@ def _duration(setting: Setting, value: Any) -> timedelta:
         raise setting.wrong(value, "a duration in ms, s, m, h or d, in quotes, of 100 years at most") from None
 
 
+def _timeout(setting: Setting, value: Any) -> timedelta:
+    duration = _duration(setting, value)
+    if duration < timedelta(seconds=1):
+        raise setting.wrong(value, "a duration of 1s at least")
+    return duration
+
+
 def _text(setting: Setting, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise setting.wrong(value, "a text in quotes")
@@ -274,6 +281,10 @@ SETTINGS = [
     Setting(
         "pipeline", "batch_pause_min", '"0s"', _duration,
         "the least pause after a commit: for machines that do other work",
+    ),
+    Setting(
+        "pipeline", "stall_timeout", '"2m"', _timeout,
+        "a batch that takes longer is taken for hung, and its query is started again",
     ),
     Setting(
         "pipeline", "idle_after", '"10m"', _duration,

@@ -25,7 +25,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     invoices_position: int = 0  # all that was due up to this batch has been issued
     unread_unit: str = "segments"  # or messages, where the log is a Kafka topic
     held_back: int = 0  # partitions of the log that go on with an arrival ahead of the pipeline's clock
-    trouble: str | None = None  # why, and what to do about it
+    trouble: str | None = None  # what keeps the pipeline from going on, and what to do about it
     spark_ui: str | None = None  # where Spark's own UI is
     crc32: int | None = None  # of the same without it; None: written by an earlier version
 

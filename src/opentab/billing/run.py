@@ -22,6 +22,7 @@ from opentab.billing.session import open_session, warm_workers
 from opentab.billing.source import NOWHERE, Offsets, Source, open_source
 from opentab.billing.stream import Stream
 from opentab.billing.upkeep import Upkeep, keep_up
+from opentab.billing.watchdog import Watchdog
 from opentab.closing.closer import Closer
 from opentab.closing.closing import Issued
 from opentab.closing.spark_engine import SparkEngine
@@ -45,7 +46,7 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
-STALL_SECONDS_MAX = 90.0  # how long a query may leave what it could bill
+STOP_SECONDS_MAX = 30.0  # how long a batch or a closing that is under way may go on when the pipeline is to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class Pipeline:
         self._unread = 0
         self._queries = 0
         self._quiet_since = time.monotonic()
-        self._trouble_since = self._idle_since = time.monotonic()
+        self._trouble_since = time.monotonic()
+        self._watchdog = Watchdog(home)
         self._stop_asked = False
         self._invoices = 0
         self._upkeep: Upkeep | None = None
@@ -154,7 +156,12 @@ class Pipeline:
         return self._spark
 
     def _open_engine(self, what: str, rows: int) -> SparkEngine:
-        return SparkEngine(self._session(), what, rows)
+        return SparkEngine(self._session(), what, rows, tag=self.run_id)
+
+    def _cancel_closings(self) -> None:
+        """The next run begins them anew: nothing of them counts before it is committed."""
+        with suppress(Py4JError, ConnectionError):  # of a Java that is gone: that ends them, too
+            self._session().sparkContext.cancelJobsWithTag(self.run_id)
 
     def _join_log(self, source: Source) -> tuple[Journal, str]:
         """The journal and the id of its log. A log that does not answer yet is waited for, as in `_open`."""
@@ -201,16 +208,16 @@ class Pipeline:
         spark: SparkSession | None = None
         try:
             spark = self._session()
-            warming = threading.Thread(target=warm_workers, args=(spark,), name="warm-up", daemon=True)
+            warming = threading.Thread(target=warm_workers, args=(spark, self.run_id), name="warm-up", daemon=True)
             warming.start()
             upkeep.start()
             delivery.start()
             self._stream(spark)
             if self._error is not None:
                 raise self._error
-            upkeep.stop()
-            delivery.stop()
             if self.once and not self._stop_asked:
+                upkeep.stop()
+                delivery.stop()
                 self._finish()
             warming.join()
         except (Py4JError, ConnectionError) as error:
@@ -221,7 +228,7 @@ class Pipeline:
             self._stop.set()
             heart.join()
             # A thread that is still inside a library when Python ends would bring the process down.
-            upkeep.stop()
+            upkeep.stop(STOP_SECONDS_MAX, give_up=self._cancel_closings)
             delivery.stop()
             self._streaming = False
             if self._claim.is_ours():
@@ -249,14 +256,9 @@ class Pipeline:
             shutil.rmtree(self.home.checkpoint_path, ignore_errors=True)
         self._trouble_since = time.monotonic()
         while not self._finished():
-            self._idle_since = time.monotonic()
-            stream = self._next_query(spark)
+            self._watchdog.rest()
             try:
-                try:
-                    stream.start()
-                    self._follow(stream)
-                finally:
-                    stream.stop()  # first of all: it bills by what the job knows
+                self._run_query(self._next_query(spark))
             except LogUnreachable as error:
                 self._waits_for(error, self._trouble_since + ONCE_SECONDS_MAX)
             except TasksFailed as error:
@@ -267,6 +269,16 @@ class Pipeline:
                 # The one that we took over from committed once more before it noticed: read on after that.
                 self._job.reload()
 
+    def _run_query(self, stream: Stream) -> None:
+        """Follow a query, and stop it before anything else is done: it bills by what the job knows."""
+        patience_seconds = 0.0  # what goes wrong ends the batch, too
+        try:
+            stream.start()
+            self._follow(stream)
+            patience_seconds = STOP_SECONDS_MAX
+        finally:
+            stream.stop(patience_seconds)
+
     def _try_again(self, error: TasksFailed) -> None:
         """Wait before the next try, if there is to be one. Where the log has lost something, that failed the tasks."""
         try:
@@ -274,7 +286,8 @@ class Pipeline:
         except LogUnreachable as unreachable:
             self._waits_for(unreachable, self._trouble_since + ONCE_SECONDS_MAX)
             return
-        if self.once or time.monotonic() > self._trouble_since + TASKS_SECONDS_MAX:
+        seconds_max = TASKS_SECONDS_MAX + self._watchdog.timeout_seconds
+        if self.once or time.monotonic() > self._trouble_since + seconds_max:
             raise error
         self._waits_for(error, self._trouble_since)
 
@@ -301,6 +314,8 @@ class Pipeline:
                 return  # the next query reads what this one has passed over
             if self._look_at_log():
                 self._check_stall(stream)
+                if self._watchdog.trouble is not None:
+                    self.watch(self._progress())
             self._tick_if_silent(stream)
         stream.leave()
 
@@ -325,7 +340,7 @@ class Pipeline:
             if self._gives_up(self._trouble_since + ONCE_SECONDS_MAX):
                 raise
             self._source_trouble = error
-            self._idle_since = time.monotonic()  # the query can do nothing
+            self._watchdog.rest()  # the query can do nothing
             self.watch(self._progress())
             return False
         if isinstance(self._source_trouble, LogUnreachable):
@@ -333,20 +348,15 @@ class Pipeline:
         return True
 
     def _check_stall(self, stream: Stream) -> None:
-        """Stop if the query does nothing although it could; a process of Spark's may hang without a word."""
-        pauses = self.home["pipeline.batch_pause"] + self.home["pipeline.batch_pause_min"]
-        seconds_max = STALL_SECONDS_MAX + pauses.total_seconds()
-        if stream.is_billing or self._unread == 0 or self._job.held:
-            self._idle_since = time.monotonic()
-            if self._unread == 0 and not stream.is_billing:
-                self._trouble_since = self._idle_since
-        elif time.monotonic() - self._idle_since > seconds_max:
-            raise OpentabError(
-                f"Spark's streaming query has done nothing for {seconds_max:.0f} s, and {self._unread:,} "
-                f"{self._job.source.unit} wait in the log",
-                hint=f"start again; {self.home.logs_path} may say why",
-                retry_helps=True,
-            )
+        """Raise if the query does nothing although it could."""
+        is_billing = stream.billing_seconds is not None
+        if is_billing or (self._unread and not self._job.held):
+            unread = f"{self._unread:,} {self._job.source.unit}"
+            self._watchdog.look(stream, self._job.position + 1, unread)
+            return
+        self._watchdog.rest()
+        if self._unread == 0:
+            self._trouble_since = time.monotonic()
 
     def _wake_upkeep(self) -> None:
         if self._upkeep is not None:
@@ -378,7 +388,8 @@ class Pipeline:
     def _billed(self, record: BatchRecord, seconds: float) -> None:
         """Called after each commit."""
         self._source_trouble = None
-        self._quiet_since = self._idle_since = self._trouble_since = time.monotonic()
+        self._quiet_since = self._trouble_since = time.monotonic()
+        self._watchdog.rest()
         self._batch_seconds = seconds
         self._batches += 1
         self._events += record.event_count
@@ -418,8 +429,9 @@ class Pipeline:
 
     def _trouble(self) -> OpentabError | None:
         held_back = self._job.trouble()
-        if self._source_trouble is not None or held_back is not None:
-            return self._source_trouble or held_back
+        of_stream = self._source_trouble or held_back or self._watchdog.trouble
+        if of_stream is not None:
+            return of_stream
         behind = [part for part in (self._upkeep, self._delivery) if part is not None]
         return next((part.trouble for part in behind if part.trouble is not None), None)
 
@@ -450,7 +462,7 @@ class Pipeline:
             caught_up = self._count_unread() and self._unread == 0
             if caught_up:
                 self._caught_up_us = now_us
-            trouble = self._job.trouble()
+            trouble = self._trouble()
             heartbeat = Heartbeat(
                 at_us=now_us,
                 run=self.run_id,

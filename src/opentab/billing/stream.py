@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from opentab.billing.job import HeldBack, Job
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FINISH_SECONDS_MAX = 2.0
+CANCEL_SECONDS = 1.0
 
 
 class Stream:
@@ -57,6 +58,7 @@ class Stream:
         self._changed = threading.Event()
         # Held while a batch is billed: nobody else may touch the job then.
         self.lock = threading.Lock()
+        self._began: float | None = None  # the batch that is under way
         self.error: BaseException | None = None  # what ended a batch; Spark itself passes on nothing but its text
 
     def start(self) -> None:
@@ -97,26 +99,38 @@ class Stream:
         raise trouble from failure
 
     @property
-    def is_billing(self) -> bool:
-        """Whether a batch is under way."""
-        return self.lock.locked()
+    def billing_seconds(self) -> float | None:
+        """How long the batch that is under way has taken so far; None: there is none."""
+        began = self._began
+        return None if began is None else time.monotonic() - began
 
     def leave(self) -> None:
         """Bill no further batch; to be called while one is billed."""
         self._leaving.set()
         self._changed.set()
 
-    def stop(self) -> None:
-        """End after the batch that is under way."""
-        # The lock is given back before Spark is asked: it waits for a batch, and the batch would wait for the lock.
+    def stop(self, patience_seconds: float) -> None:
+        """End after the batch that is under way, or without it where it takes longer than so."""
         self._leaving.set()
-        with self.lock:
-            pass
+        wait = patience_seconds
+        while not self.lock.acquire(timeout=wait):
+            self._cancel_jobs()
+            wait = CANCEL_SECONDS
+        # Given back before Spark is asked: it waits for a batch, and the batch would wait for the lock.
+        self.lock.release()
         self._let_spark_finish()
         if self._query is not None:
             with suppress(Exception):  # of a Spark that is gone, or that hangs: whatever ended the batches says so
                 self._query.stop()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    def _cancel_jobs(self) -> None:
+        """Cancel all that Spark does for this pipeline: another job that hangs may keep the batch's tasks waiting.
+
+        A commit that has begun is not Spark's, and ends.
+        """
+        with suppress(Py4JError, ConnectionError):  # of a Java that is gone: that ends the batch, too
+            self._spark.sparkContext.cancelJobsWithTag(self._job.run)
 
     def _let_spark_finish(self) -> None:
         """Let Spark note down the progress of the last batch, which it does after we have billed it."""
@@ -133,6 +147,7 @@ class Stream:
         with self.lock:
             if self._leaving.is_set():
                 return
+            self._began = time.monotonic()
             try:
                 self._bill_batch(frame, number)
                 self._last = number
@@ -140,6 +155,7 @@ class Stream:
                 self.error = error
                 raise
             finally:
+                self._began = None
                 self._changed.set()
         if self._pause_min:
             self._leaving.wait(self._pause_min.total_seconds())
@@ -158,6 +174,7 @@ class Stream:
                 return
             else:
                 self._check_follows(begins, ranges)
+            self._spark.sparkContext.addJobTag(job.run)
             self._spark.sparkContext.setJobDescription(f"batch {job.position + 1}")
             began = time.perf_counter()
             try:

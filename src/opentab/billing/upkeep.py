@@ -16,6 +16,7 @@ from opentab.ledger.trouble import reading
 
 SWEEP_SECONDS = 600
 RETRY_SECONDS = 5.0
+GIVE_UP_SECONDS = 1.0
 PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 
 
@@ -46,13 +47,17 @@ class Upkeep:
         self._batches += 1
         self._wake.set()
 
-    def stop(self) -> None:
-        """Finish what is under way, and no more."""
+    def stop(self, seconds_max: float | None = None, *, give_up: Callable[[], None] = lambda: None) -> None:
+        """Finish what is under way, and no more; where it takes longer than so many seconds, give it up."""
         self._stopping = True
         self._pause.set()
         self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        if self._thread.ident is None:
+            return
+        self._thread.join(seconds_max)
+        while self._thread.is_alive():
+            give_up()
+            self._thread.join(GIVE_UP_SECONDS)
 
     def _loop(self) -> None:
         seen = 0

@@ -62,11 +62,9 @@ class Closer:
         invoices = Invoices.open(self._home.ledger)
         with self.open_engine(f"looking for what is late at batch {journal.position}", 0) as engine:
             closing = Closing(engine, journal, invoices, calendar, upto=journal.position)
-            ends = {period: calendar.end_us(period) for period in closing.periods()}
-            late = tuple(p for p, end_us in ends.items() if last.final_us < end_us <= last.watermark_us)
-            if not late:
-                return False
-            return closing.is_anything_revised(late)
+            ends_us = closing.ends_us()
+            late = tuple(period for period, end_us in ends_us.items() if last.final_us < end_us <= last.watermark_us)
+            return bool(late) and closing.is_anything_revised(late)
 
     def _close_due(self, journal: Journal) -> list[Issued]:
         invoices = Invoices.open(self._home.ledger)

@@ -136,18 +136,18 @@ class Closing:
         before = balances.register_snapshot(engine, snapshot)
         engine.view("used", USED)
         # What the lines of each period must come to: what the entries and the balances do.
-        self._sums = balances.added(billed.sums, before)
+        self._sums = balances.added(billed, before)
 
-    def periods(self) -> list[Period]:
-        """The periods that anything is billed in, less those that were final at the snapshot."""
-        return list(self._sums)
+    def ends_us(self) -> dict[Period, int]:
+        """The ends of the periods that anything is billed in, but of those that were final at the snapshot."""
+        return {period: self._calendar.end_us(period) for period in self._sums}
 
     def due(self, round_: Round) -> Due:
         """Which of the periods have invoices due at a round."""
-        ends = {period: self._calendar.end_us(period) for period in self.periods()}
+        ends_us = self.ends_us()
         return Due(
-            closed=tuple(period for period, end_us in ends.items() if round_.closes(end_us)),
-            revised=tuple(period for period, end_us in ends.items() if round_.revises(end_us)),
+            closed=tuple(period for period, end_us in ends_us.items() if round_.closes(end_us)),
+            revised=tuple(period for period, end_us in ends_us.items() if round_.revises(end_us)),
         )
 
     def stage(self, due: Due, order: Order, *, parts: int) -> Staged:

@@ -36,12 +36,14 @@ DAMAGED = "opentab.errors.FileDamaged: "  # how Spark tells of it
 class SparkEngine:
     """A session of its own over a Spark that may do other work at the same time."""
 
-    def __init__(self, spark: SparkSession, what: str, rows: int) -> None:
+    def __init__(self, spark: SparkSession, what: str, rows: int, *, tag: str = POOL) -> None:
         self._session = spark.newSession()  # views are shared within a session
         self._context = spark.sparkContext
         self._cores = self._context.defaultParallelism
         self._context.setLocalProperty("spark.scheduler.pool", POOL)
         self._context.setJobDescription(what)
+        self._tag = tag  # of its jobs, for whoever cancels them
+        self._context.addJobTag(tag)
         # Spark's default of 200 would cost a closing of nine customers several seconds.
         self._session.conf.set("spark.sql.shuffle.partitions", max(self._cores, rows // PARTITION_ROWS + 1))
 
@@ -88,6 +90,7 @@ class SparkEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self._context.removeJobTag(self._tag)
         self._context.setJobDescription(None)  # type: ignore[arg-type]
         self._context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 

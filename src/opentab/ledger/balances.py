@@ -145,7 +145,7 @@ def running(
     billed = register(engine, journal, calendar, after=snapshot.batch, upto=upto)
     before = register_snapshot(engine, snapshot)
     engine.view("running", RUNNING.format(parts=parts))
-    return added(billed.sums, before)
+    return added(billed, before)
 
 
 def added(
@@ -188,7 +188,7 @@ def final_view(
     if period is not None and status_of(period, at_snapshot, calendar) != "final":
         return nothing
     with LocalEngine() as older:
-        periods = register(older, journal, calendar, after=0, upto=snapshot.batch).periods
+        periods = register(older, journal, calendar, after=0, upto=snapshot.batch)
         final = [p for p in periods if status_of(p, at_snapshot, calendar) == "final"]
         if not final:
             return nothing

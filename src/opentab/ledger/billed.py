@@ -8,7 +8,6 @@ in the period that contains W(N-1).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,19 +54,10 @@ DAYS = """
 ENTRY_COLUMNS = "e.batch, e.day, e.customer, e.type, e.amount_micros, e.event_count, e.last_at"
 
 
-@dataclass(frozen=True, slots=True)
-class BilledDays:
-    """What the entries of some batches come to, by batch and day, with the period that they are billed in."""
-
-    sums: dict[Period, tuple[int, int]]  # events and micros by the period that they are billed in
-
-    @property
-    def periods(self) -> set[Period]:
-        return set(self.sums)
-
-
-def register(engine: Engine, journal: Journal, calendar: Calendar, *, after: int, upto: int) -> BilledDays:
-    """Let `billed` be the entries with the period that they are billed in.
+def register(
+    engine: Engine, journal: Journal, calendar: Calendar, *, after: int, upto: int
+) -> dict[Period, tuple[int, int]]:
+    """Let `billed` be the entries with the period that they are billed in; their events and micros by period.
 
     All entries are read for it once, and each batch must come to what its record says.
     """
@@ -88,7 +78,7 @@ def register(engine: Engine, journal: Journal, calendar: Calendar, *, after: int
         for month, (*_, events, micros) in zip(billed_months(months, batches, before, calendar), days, strict=True):
             had = sums.get(period := period_of_month(int(month)), (0, 0))
             sums[period] = (had[0] + events, had[1] + int(micros))
-    return BilledDays(sums)
+    return sums
 
 
 def _sums_of(days: Iterable[tuple[Any, ...]]) -> dict[int, BatchSums]:

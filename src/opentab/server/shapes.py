@@ -259,7 +259,7 @@ class Pipeline(Shape):
     unread_segments: Count
     invoices_position: int
     held_back: Annotated[Count, Field(description="partitions of the log whose next arrival is ahead of its clock")]
-    trouble: Annotated[str | None, Field(description="why some of the log is held back, and what to do about it")]
+    trouble: Annotated[str | None, Field(description="what keeps the pipeline from going on, and what to do about it")]
     spark_ui: Annotated[str | None, Field(description="where Spark's own UI is, on the pipeline's machine")]
 
 

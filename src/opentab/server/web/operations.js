@@ -59,6 +59,7 @@ export function operationsView({ signal }) {
     drawSink(sink, delivery, beat);
     const down = parts.filter((part) => part.state === "down").map((part) => `${part.name}: ${part.why}.`);
     if (down.length) down.push("The numbers are the last known ones.");
+    down.push(...parts.filter((part) => part.told).map((part) => `${part.name}: ${part.told}.`));
     if (delivery?.state === "down") down.push(`${delivery.name}: ${delivery.why}.`);
     const text = down.join(" ");
     const place = alarm.firstChild;
@@ -89,12 +90,13 @@ function describe(state, beat, freshness, pace) {
   const known = state?.periods.at(-1)?.partitions ?? [];
   const up = (works) => (unknown ? "unknown" : !reached ? "unknown" : works ? "up" : "down");
 
-  const pipelineState = unknown || !reached ? "unknown" : !alive ? "down" : pipeline.streaming ? "up" : "busy";
+  const pipelineState = unknown || !reached ? "unknown" : !alive ? "down" : pipeline.streaming && !pipeline.trouble ? "up" : "busy";
   const replicaState = unknown || !reached ? "unknown" : beat.trouble ? "down" : behindBy > 2 ? "busy" : "up";
   const youState = unknown && freshness.link === "connecting" ? "unknown" : reached ? "up" : "down";
   const ageOfAnswer = freshness.age();
   const unread = pipeline?.unread_segments ?? 0;
-  const heldBack = alive ? pipeline.trouble ?? null : null;
+  const trouble = alive ? pipeline.trouble ?? null : null;
+  const heldBack = pipeline?.held_back ? trouble : null;
   return [
     {
       name: "Log", link: "up", state: up(true) === "up" && unread > 0 && !alive ? "busy" : up(!heldBack),
@@ -104,8 +106,9 @@ function describe(state, beat, freshness, pace) {
     },
     {
       name: "Pipeline", link: pipelineState, state: pipelineState,
-      word: { unknown: "last known", up: "running", busy: "starting", down: pipeline ? "down" : "never ran" }[pipelineState],
+      word: { unknown: "last known", up: "running", busy: pipeline?.streaming ? "waiting" : "starting", down: pipeline ? "down" : "never ran" }[pipelineState],
       why: pipeline ? "it gives no sign of life" : "it never ran here",
+      told: heldBack ? "" : trouble ?? "",
       lines: [["last batch", batch ? span(tookOf(batch)) : "–"], ["events/s", short(Math.round(pace.rate))], ["sign of life", age === null ? "never" : ago(age)]],
     },
     {
