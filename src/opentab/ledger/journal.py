@@ -38,7 +38,6 @@ from opentab.ledger.table import (
     look_at,
     make_durable,
     no_panic,
-    open_table,
     remove_action,
     sweep,
     tidy_log,
@@ -252,8 +251,8 @@ class Journal:
         Rows stay as they are, batch by batch. Two programs that merge the same files would count
         them twice, so this is fenced like a batch, with a number of its own.
         """
-        table = open_table(self.root)
-        journal = Journal(self.root, table)
+        journal = look_at(self.root, partial(Journal, self.root))
+        table = journal._table
         done = table.transaction_version(COMPACTION_APP) or 0
         merges = journal._merges(run, files_max, is_behind=is_behind)
         if not merges:
@@ -281,7 +280,7 @@ class Journal:
     def sweep(self) -> int:
         """Delete the files that no commit names any more, or never did. Returns how many."""
         try:
-            return sweep(self.root, open_table(self.root))
+            return look_at(self.root, partial(sweep, self.root))
         except (DeltaError, OSError) as error:
             raise unwritable(self.root, error) from error
 
