@@ -1,4 +1,4 @@
-"""`opentab chaos --short` with six of its faults, on one stage: real processes, broken for real."""
+"""`opentab chaos --short` with four of its faults, on one stage: real processes, broken for real."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from opentab.lab.chaos.faults import FAULTS
 from opentab.lab.chaos.watch import Flight, Read, Watch
 from product import OPENTAB, opentab
 
-NAMES = ("late-events", "executor", "driver", "broker", "sink", "replica")
+NAMES = ("late-events", "executor", "broker", "replica")  # make chaos plays all of them
 SECONDS_MAX = 1200
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, object]], str, Path]:
-    """One run of all six: what each came to, what was printed, and where its report is."""
+    """One run of all four: what each came to, what was printed, and where its report is."""
     out = tmp_path_factory.mktemp("chaos")
     only = [word for name in NAMES for word in ("--only", name)]
     files = ["--json", str(out / "chaos.json"), "--out", str(out)]
@@ -58,7 +58,7 @@ def test_every_fault_ends_exact_and_is_measured(played: tuple[dict[str, dict[str
 def test_reads_go_on_whatever_is_killed(played: tuple[dict[str, dict[str, object]], str, Path]) -> None:
     """Of two replicas one answers, but for a read in a hundred at most."""
     faults, _, _ = played
-    for name in ("late-events", "executor", "driver", "broker", "sink", "replica"):
+    for name in NAMES:
         assert float(str(faults[name]["reads_answered"])) > 0.99, name
 
 

@@ -122,6 +122,38 @@ def test_what_is_held_back_is_billed_when_the_clock_gets_there(tmp_path: Path, s
     assert sum(record.event_count for record in journal_of(home).batches()) == 4
 
 
+def test_a_query_is_planned_anew_once_there_are_more_cores(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors of a cluster come one by one, and a query is planned for those that are there when it starts."""
+    cores = [2]
+    monkeypatch.setattr(type(spark.sparkContext), "defaultParallelism", property(lambda context: cores[0]))
+    home = new_home(tmp_path / "home")
+    for _ in range(4):
+        Producer(DirectoryLog(home.log_path)).append(event().encode())
+    pipeline = Pipeline(home, spark=spark)
+    planned = []
+    next_query = pipeline._next_query
+
+    def plan(session: Any) -> Any:
+        planned.append(cores[0])
+        if len(planned) == 2:
+            for _ in range(4):
+                Producer(DirectoryLog(home.log_path)).append(event().encode())
+        return next_query(session)
+
+    def watch(progress: Any) -> None:
+        cores[0] = 4
+        if progress.batches == 2:
+            pipeline.stop()
+
+    monkeypatch.setattr(pipeline, "_next_query", plan)
+    pipeline.watch = watch
+    pipeline.run()
+    assert planned == [2, 4]
+    assert [sum(record.tasks.values()) for record in journal_of(home).batches()] == [2, 4]
+
+
 class TestReader:
     """What the embedded log's data source plans, without Spark."""
 

@@ -311,7 +311,7 @@ class Pipeline:
                 continue
             looked = time.monotonic()
             if self._lets_go(stream):
-                return  # the next query reads what this one has passed over
+                return
             if self._look_at_log():
                 self._check_stall(stream)
                 if self._watchdog.trouble is not None:
@@ -320,11 +320,11 @@ class Pipeline:
         stream.leave()
 
     def _lets_go(self, stream: Stream) -> bool:
-        """Whether the clock has come up to what was held back; the query bills nothing any more then."""
-        if not self._job.held or not stream.lock.acquire(blocking=False):
+        """Whether another query must go on: for what was held back, or for more cores. This one bills no more then."""
+        if not (self._job.held or stream.has_more_cores) or not stream.lock.acquire(blocking=False):
             return False
         try:
-            if self._job.let_go():
+            if stream.has_more_cores or self._job.let_go():
                 stream.leave()
                 return True
             return False

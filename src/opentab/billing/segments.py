@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+# Where segments travel with their tasks. Spark sends 128 MiB with a task at most, and so many events are 96 MB.
+SENT_EVENTS_MAX = 2_000_000
+
+
 class DirectorySource(Source):
     """The log in a directory."""
 
@@ -80,7 +84,7 @@ class DirectorySource(Source):
         options = Options(
             path=self.log.path,
             starts=dict(offsets),
-            events_max=self._events_max,
+            events_max=self._events_max if self._shares_disk else min(self._events_max, SENT_EVENTS_MAX),
             tasks=spark.sparkContext.defaultParallelism,
             with_bytes=not self._shares_disk,
         )

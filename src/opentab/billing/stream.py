@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FINISH_SECONDS_MAX = 2.0
 CANCEL_SECONDS = 1.0
+MORE_CORES = 1.5  # times as many as a query was planned for: the next one is planned for all of them
 
 
 class Stream:
@@ -59,11 +60,13 @@ class Stream:
         # Held while a batch is billed: nobody else may touch the job then.
         self.lock = threading.Lock()
         self._began: float | None = None  # the batch that is under way
+        self._cores = 0
         self.error: BaseException | None = None  # what ended a batch; Spark itself passes on nothing but its text
 
     def start(self) -> None:
         """Start the query. Raises what is wrong with the log."""
         source = self._job.source
+        self._cores = self._spark.sparkContext.defaultParallelism
         self._starts = self._reached = source.open(self._job.positions)
         try:
             frame = source.stream(self._spark, self._starts)
@@ -103,6 +106,14 @@ class Stream:
         """How long the batch that is under way has taken so far; None: there is none."""
         began = self._began
         return None if began is None else time.monotonic() - began
+
+    @property
+    def has_more_cores(self) -> bool:
+        """Whether Spark has many more cores by now than the query was planned for: executors come one by one."""
+        try:
+            return self._spark.sparkContext.defaultParallelism >= self._cores * MORE_CORES
+        except (Py4JError, ConnectionError):
+            return False  # Java is gone, and whatever asks it next says so
 
     def leave(self) -> None:
         """Bill no further batch; to be called while one is billed."""
