@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +132,15 @@ class Broker:
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""
         self._daemon.kill()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it answer nobody for a while, and close no connection."""
+        self._daemon.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._daemon.signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End it in an orderly way."""
