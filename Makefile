@@ -48,7 +48,9 @@ golden: setup  ## write a golden home of this version, for later versions to rea
 
 lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra lab --group dev --universal \
-	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock
+	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock && \
+	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  --upgrade -o requirements-newest-spark.lock
 
 clean:  ## remove what the set-up and the demo made
 	@rm -rf .venv .tools opentab-home opentab-chaos opentab-bench opentab-bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

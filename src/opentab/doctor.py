@@ -6,11 +6,11 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from opentab.config import Home
 from opentab.errors import LogError, OpentabError
 from opentab.java import find_java
+from opentab.spark_inside import check_connector, check_spark
 
 DISK_BYTES_MIN = 1024**3
 MEMORY_BYTES_MIN = 3 * 1024**3
@@ -63,9 +63,12 @@ def _java(_: Home) -> Finding:
 
 def _spark(home: Home) -> Finding:
     try:
-        return Finding("Spark", True, f"pyspark {version('pyspark')}, master {home.spark['spark.master']}")
-    except PackageNotFoundError:
-        return Finding("Spark", False, "pyspark is not installed", "run make setup")
+        version = check_spark()
+        if home.kafka is not None:
+            check_connector(home["kafka.connector"], version)
+    except OpentabError as error:
+        return Finding("Spark", False, error.fact, error.hint or "")
+    return Finding("Spark", True, f"pyspark {version}, master {home.spark['spark.master']}")
 
 
 def _memory(_: Home) -> Finding:

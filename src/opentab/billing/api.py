@@ -10,6 +10,7 @@ from opentab.billing.run import Pipeline, Progress
 from opentab.billing.session import settings_of
 from opentab.billing.source import Source
 from opentab.config import Home, load
+from opentab.spark_inside import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ def run(
     if not isinstance(home, Home):
         Path(home).mkdir(mode=0o700, parents=True, exist_ok=True)
         home = load(Path(home))
+    check_spark()
     session = None if spark is None else own_session(spark, home, source)
     return Pipeline(home, once=once, take_over=take_over, watch=watch, spark=session, source=source).run()
 

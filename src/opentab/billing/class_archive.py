@@ -9,12 +9,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 
 from opentab.java import Java, find_java
+from opentab.spark_inside import pyspark_version
 
 BUILD_SECONDS_MAX = 180
 # Two months, so that one of them is closed.
@@ -25,7 +25,7 @@ EVENTS = b"".join(
 
 def archive_path(java: Java) -> Path:
     """Where the archive for this Java and our Spark lies, if it was made."""
-    return Path(sys.prefix) / "lib" / "opentab" / f"spark-{version('pyspark')}-java-{java.version}.jsa"
+    return Path(sys.prefix) / "lib" / "opentab" / f"spark-{pyspark_version()}-java-{java.version}.jsa"
 
 
 def jvm_option(java: Java) -> str:

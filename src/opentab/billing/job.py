@@ -34,10 +34,10 @@ from opentab.ledger.trouble import unwritable
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import first_day, format_us, to_us
 from opentab.records import BatchRecord, ClockRestart, PartitionState, Start
+from opentab.spark_inside import PYTHON_ERROR
 
 T = TypeVar("T")
 
-PYTHON_ERROR = "org.apache.spark.api.python.PythonException"
 RUNS_SECONDS = 60.0  # a snapshot of the journal names runs that are still there for an hour
 AHEAD_MAX_US = 3_600_000_000  # what is stamped further ahead of our clock is held back
 HELD_US = 10_000_000  # for so long at least: to find the next one that is ahead takes a try at a batch

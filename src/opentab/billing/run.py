@@ -36,6 +36,7 @@ from opentab.log.directory import Clock, wall_clock
 from opentab.periods import to_us
 from opentab.records import BatchRecord
 from opentab.sinks.rejections import dead_letters
+from opentab.spark_inside import is_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -487,14 +488,6 @@ class Pipeline:
         if not self._claim.is_ours():
             self._error = fenced(self._job.last.batch if self._job.last else 0)
             self._stop.set()
-
-
-def is_stopped(spark: SparkSession) -> bool:
-    """Whether Spark has given up, for example because its cluster is gone."""
-    try:
-        return bool(spark.sparkContext._jsc.sc().isStopped())
-    except (Py4JError, ConnectionError):
-        return True
 
 
 def spark_died(home: Home) -> OpentabError:

@@ -3,8 +3,9 @@
 Its rows are references: a row names a segment, and the task that gets the row reads and checks the segment. Only where
 executors have other disks than the driver, rows carry the segments' bytes.
 
-Offsets are the number of the last segment by partition. Spark 4.0 lets a reader name only the log's end; so the reader
-names a bounded one, from the end that it named last.
+Offsets are the number of the last segment by partition. Every Spark asks a reader where the log ends; ours answers with
+a bounded end, counted from the one that it named last. From 4.2 on, Spark can also say where a batch begins and how
+much it may take. It asks a reader without these arguments as before, so there is one way for all versions.
 """
 
 from __future__ import annotations

@@ -17,6 +17,14 @@ from opentab.billing.form import BLOCK_LINES
 from opentab.config import Home
 from opentab.errors import MachineError
 from opentab.java import find_java
+from opentab.spark_inside import (
+    INSIDE_SETTINGS,
+    check_connector,
+    check_spark,
+    checkpoint_files,
+    pyspark_version,
+    silence_accumulators,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,22 +73,19 @@ SETTINGS = {
     # A closing's tasks and the stream's take turns.
     "spark.scheduler.mode": "FAIR",
     "spark.python.worker.reuse": "true",
-    # A streaming query writes two small files a batch. Without forks for permissions and files for checksums they take
-    # 5 ms each in place of 35; they are thrown away anyway.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-    ),
+    # For a query's checkpoint, which is thrown away anyway: no forks for permissions, no files for checksums.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "10ms",
     "spark.sql.streaming.stopTimeout": "30s",
-    "spark.python.daemon.module": "opentab.billing.daemon",
+    **INSIDE_SETTINGS,
 }
 
 
 def open_session(home: Home) -> SparkSession:
     """Start Spark as the home's settings say."""
     java = find_java()
+    version = check_spark()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -88,6 +93,7 @@ def open_session(home: Home) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = settings_of(home, reads_rows=home.kafka is not None)
     if home.kafka is not None:
+        check_connector(home["kafka.connector"], version)
         packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
         settings["spark.jars.packages"] = ",".join(name for name in packages if name)
     log4j = _write_log4j(home.logs_path)
@@ -100,13 +106,12 @@ def open_session(home: Home) -> SparkSession:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        _silence_accumulators()
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
         handler = signal.getsignal(signal.SIGINT)
         try:
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
         except (PySparkException, OSError) as error:
             raise MachineError(
                 f"Spark did not start: {str(error).splitlines()[0]}",
@@ -115,12 +120,15 @@ def open_session(home: Home) -> SparkSession:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
+    silence_accumulators(session)
+    return session
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
     """What Spark is told. Sources whose rows are events are read in blocks of lines; segments are blocks already."""
     return {
         **SETTINGS,
+        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_files(pyspark_version()),
         **(ROWS_SETTINGS if reads_rows else {}),
         **(LOOPBACK_SETTINGS if home.tasks_are_here else CLUSTER_SETTINGS),
         "spark.sql.warehouse.dir": str(home.checkpoint_path / "warehouse"),
@@ -162,13 +170,6 @@ def quiet(file: Path) -> Iterator[None]:
 def _send_logs_to(file: Path) -> None:
     """pyspark and py4j log tracebacks; we raise what they were about ourselves."""
     logging.basicConfig(filename=file, encoding="utf-8", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-def _silence_accumulators() -> None:
-    """A Java process that dies breaks a socket of pyspark's, which would print a traceback of its own."""
-    from pyspark.accumulators import AccumulatorServer
-
-    AccumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
 
 
 def _write_log4j(directory: Path) -> Path:

@@ -27,6 +27,7 @@ from opentab.billing.portion import SparkPortion, ranges_between, without_billed
 from opentab.billing.source import NOWHERE, Offsets, Ranges
 from opentab.errors import TasksFailed
 from opentab.records import BatchRecord
+from opentab.spark_inside import batch_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -226,11 +227,8 @@ class Stream:
         return found
 
     def _offsets(self, number: int) -> str:
-        """The offsets up to which a batch reaches: Spark writes them down before it runs the batch.
-
-        The file has a version, a line about the batch, and a line for each source; we have one source.
-        """
+        """The offsets up to which a batch reaches, as Spark wrote them down."""
         try:
-            return (self._checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()[2]
+            return batch_end(self._checkpoint, number)
         except OSError as error:
             raise TasksFailed(f"the checkpoint {self._checkpoint} was removed", retry_helps=True) from error

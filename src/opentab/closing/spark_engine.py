@@ -18,7 +18,6 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from opentab.errors import DiskFull, FileDamaged, LedgerBug, QueryFailed, means_disk_full
 from opentab.ledger.engine import Task
@@ -57,7 +56,7 @@ class SparkEngine:
             return
         numbers = self._session.range(0, len(files), 1, min(len(files), READING_TASKS * self._cores))
         read = partial(read_files, root=root, files=list(files), schema=schema, columns=wanted.names)
-        rows = numbers.mapInArrow(read, from_arrow_schema(wanted))
+        rows = numbers.mapInArrow(read, self._session.createDataFrame(wanted.empty_table()).schema)
         rows.where(where).createOrReplaceTempView(name)
 
     def table(self, name: str, table: pa.Table) -> None:
