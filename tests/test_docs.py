@@ -14,6 +14,7 @@ import performance_page
 from opentab import cli, crash, errors
 from opentab.billing.exact import Refusal, judge
 from opentab.config import SETTINGS, Home, Setting
+from opentab.diagnosis import Name
 from opentab.errors import OpentabError
 from opentab.events import Reason
 from opentab.lab.compare import read_figures
@@ -128,6 +129,14 @@ def test_no_error_is_documented_that_does_not_exist() -> None:
     table = rows(section(text_of("docs/operating.md"), "## Exit codes"))
     named = {name for row in table for name in re.findall(r"`([A-Z]\w+)`", row[2])}
     assert all(hasattr(errors, name) for name in named), named
+
+
+def test_every_cause_of_slow_or_late_batches_stands_in_operating_with_what_helps() -> None:
+    table = rows(section(text_of("docs/operating.md"), "## Why batches are slow or late"))
+    causes = [row for row in table if row[0] not in {"cause", "---"}]
+    assert sorted(row[0] for row in causes) == sorted(Name)
+    settings = {name for row in causes for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", row[2])}
+    assert {name for name in settings if not name.startswith("spark.")} <= {setting.name for setting in SETTINGS}
 
 
 def test_every_crash_moment_is_named() -> None:

@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ledgers import new_home
 from opentab.config import Home
+from opentab.replica.presence import tell
 from opentab.server.tokens import Role, issue, read_key
 from opentab.sinks.backlog import Backlog, write_backlog
 from processes import free_port, serving, wait_for
@@ -270,6 +271,31 @@ def test_the_operations_page_shows_the_flow_and_each_batch(
     expect(page.get_by_role("region", name="The last batches").locator("tbody th").first).to_have_text(
         str(scene.position)
     )
+
+
+def test_the_operations_page_says_why_batches_are_slow_or_late(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS.replace('"1s"', '"1h"')))
+    for day in (17, 18, 19):
+        scene.bill(event("noah", "1.00", f"2026-02-{day}T23:35:00Z"))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        page = open_page(f"{base}/operations")
+        delays = page.locator(".delays")
+        expect(delays.get_by_role("heading", name="Why batches are slow or late")).to_be_visible()
+        expect(delays.locator("p")).to_contain_text("Nothing slows the batches down: a batch takes ")
+        expect(delays.get_by_role("listitem")).to_have_count(0)
+        # Who follows the same ledger from elsewhere, and has stopped.
+        tell(scene.home.ledger, tmp_path / "<b>elsewhere", 0, now_us=time.time_ns() // 1000 - 60_000_000)
+        expect(delays.get_by_role("listitem")).to_have_count(1)
+        expect(delays.get_by_role("listitem")).to_contain_text("Replica behind: Replica ")
+        expect(delays.get_by_role("listitem")).to_contain_text(
+            "<b>elsewhere is 3 batches behind, and gave no sign of life"
+        )
+        # A partition whose events come late.
+        scene.bill(event("noah", "1.00", "2026-02-19T12:00:00Z"), partition="south")
+        lagging = delays.get_by_role("listitem").filter(has_text="Lagging partition")
+        expect(lagging).to_contain_text("The events of partition south are 12 h behind")
+        (replica, partition) = httpx.get(f"{base}/v1/overview").json()["diagnosis"]["causes"]
+        assert (replica["name"], partition["name"]) == ("replica behind", "lagging partition")
 
 
 def test_the_operations_page_shows_what_waits_to_be_delivered(tmp_path: Path, open_page: Callable[..., Page]) -> None:

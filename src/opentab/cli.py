@@ -138,7 +138,7 @@ def init(home: Home) -> None:
 @click.option("--repair", is_flag=True, help="first make the ledger whole again, as far as its files allow")
 @at_home
 def doctor(home: Home, repair: bool) -> int:
-    """Say what is missing on this machine, and how to get it."""
+    """Say what is missing on this machine, and how to get it; and why batches are slow or late."""
     from opentab.doctor import examine, repair_ledger
 
     for sentence in repair_ledger(home) if repair else ():
@@ -146,6 +146,7 @@ def doctor(home: Home, repair: bool) -> int:
     findings = examine(home)
     for finding in findings:
         mark = terminal.paint("ok     ", terminal.GREEN) if finding.ok else terminal.paint("MISSING", terminal.RED)
+        mark = terminal.paint("SLOW   ", terminal.YELLOW) if finding.is_slow else mark
         terminal.write(f"{mark}  {finding.name:<8}  {finding.fact}")
         if finding.fix:
             terminal.write(f"                   {finding.fix}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from opentab.config import Home
+from opentab.diagnosis import BATCHES, diagnose
 from opentab.errors import LogError, OpentabError
+from opentab.heartbeat import read_heartbeat
 from opentab.java import find_java
 from opentab.spark_inside import check_connector, check_spark
 
@@ -24,6 +27,7 @@ class Finding:
     ok: bool
     fact: str
     fix: str = ""
+    is_slow: bool = False  # it works, but late: nothing is missing
 
 
 def repair_ledger(home: Home) -> list[str]:
@@ -42,11 +46,12 @@ def repair_ledger(home: Home) -> list[str]:
 
 def examine(home: Home) -> list[Finding]:
     """Look at everything that opentab needs."""
-    return [
+    found = [
         finding
         for look in (_python, _java, _spark, _memory, _disk, _home, _ledger, _log, _sink)
         if (finding := look(home)) is not None
     ]
+    return [*found, *_delays(home)]
 
 
 def _python(_: Home) -> Finding:
@@ -128,3 +133,23 @@ def _sink(home: Home) -> Finding | None:
         return Finding("invoices", False, error.fact, error.hint or "")
     how = "signed" if receiver.keys else "without a signature"
     return Finding("invoices", True, f"to {receiver.url}, {how}; opentab deliver puts them there")
+
+
+def _delays(home: Home) -> Iterator[Finding]:
+    """Why batches are slow or late, if any pipeline ever ran."""
+    from opentab.ledger.journal import Journal
+    from opentab.replica.presence import present
+
+    beat = read_heartbeat(home.ledger)
+    try:
+        journal = Journal.open(home.ledger, home.identity)
+        records = journal.batches(after=journal.position - BATCHES - 1) if journal is not None else []
+    except OpentabError:
+        return  # told above
+    replicas = present(home.ledger, now_us=beat.at_us) if beat is not None else []
+    found = diagnose(records, records[-1] if records else None, beat, replicas)
+    if found is None:
+        return
+    yield Finding("delays", True, found.sentence, is_slow=found.is_late)
+    for cause in found.causes:
+        yield Finding("delays", True, f"{cause.name}: {cause.fact}", cause.fix, is_slow=True)

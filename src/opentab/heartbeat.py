@@ -9,6 +9,25 @@ import msgspec
 from opentab.place import Place
 
 NAME = "heartbeat.json"
+DRIVER = "the driver"
+
+
+class Collecting(msgspec.Struct, frozen=True):
+    """The Java process of Spark's that spent the largest share of its time on garbage collection, lately."""
+
+    where: str  # the driver, or an executor by its number; and its machine
+    share: float
+
+
+class Work(msgspec.Struct, frozen=True):
+    """How the pipeline works: what it knows besides the batches, for those who ask why they are slow."""
+
+    master: str  # of Spark
+    pause_ms: float
+    pause_min_ms: float
+    compact_files: int
+    small_files: int | None = None  # of the journal; None: not counted yet
+    collecting: Collecting | None = None  # None: not asked, or Spark's UI is switched off
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -27,6 +46,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     held_back: int = 0  # partitions of the log that go on with an arrival ahead of the pipeline's clock
     trouble: str | None = None  # what keeps the pipeline from going on, and what to do about it
     spark_ui: str | None = None  # where Spark's own UI is
+    work: Work | None = None  # None: written by an earlier version
     crc32: int | None = None  # of the same without it; None: written by an earlier version
 
 

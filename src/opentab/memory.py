@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import gc
 import sys
+import time
 
 import pyarrow as pa
 
@@ -35,3 +36,18 @@ def keep_modules() -> None:
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+class CollectorClock:
+    """Measures how long Python's garbage collector works in this process, from now on."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+        gc.callbacks.append(self._see)
+
+    def _see(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._began

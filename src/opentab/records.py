@@ -149,6 +149,21 @@ class ClockRestart(msgspec.Struct, frozen=True):
     remembers_from: int  # ids that counted in this batch or later are known even so
 
 
+class TaskTimes(msgspec.Struct, frozen=True):
+    """How long the Spark tasks of a batch took, and how many could run at a time."""
+
+    cores: int
+    count: int
+    median_ms: float  # of two in the middle the smaller one
+    max_ms: float
+    steps_ms: dict[str, float]  # of all tasks together
+    collecting_ms: float = 0.0  # of that, what Python's garbage collector took
+
+    @property
+    def sum_ms(self) -> float:
+        return sum(self.steps_ms.values())
+
+
 class BatchRecord(msgspec.Struct, frozen=True):
     """One batch: where it came from, what it added, and the watermark after it."""
 
@@ -181,6 +196,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     restarts: list[ClockRestart] = []  # all that there were so far, in order; this batch's own is the last
     tasks: dict[str, int] = {}  # how many of Spark's tasks billed it, by the host they ran on
     progress: dict[str, float] = {}  # what Spark's streaming query said of the batch before, in milliseconds and rows/s
+    times: TaskTimes | None = None  # None: written by an earlier version, or a batch without events
 
     @property
     def amount_micros(self) -> int:

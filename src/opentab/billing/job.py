@@ -33,7 +33,7 @@ from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.trouble import unwritable
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import first_day, format_us, to_us
-from opentab.records import BatchRecord, ClockRestart, PartitionState, Start
+from opentab.records import BatchRecord, ClockRestart, PartitionState, Start, TaskTimes
 from opentab.spark_inside import PYTHON_ERROR
 
 T = TypeVar("T")
@@ -133,7 +133,9 @@ class Job:
             retry_helps=True,
         )
 
-    def bill(self, portion: Portion, *, progress: Mapping[str, float] | None = None) -> BatchRecord | None:
+    def bill(
+        self, portion: Portion, *, progress: Mapping[str, float] | None = None, cores: int = 1
+    ) -> BatchRecord | None:
         """Bill one batch; None if there was nothing in it. Running the same batch again changes nothing.
 
         Raises HeldBack where the portion is too large.
@@ -159,6 +161,7 @@ class Job:
         said = dict(progress or {})
         steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds) | _planning(said)
         record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files), progress=said)
+        record = msgspec.structs.replace(record, times=_times(reports, cores))
         if not self.is_ours():
             raise fenced(record.batch)
         self.source.check_id(self.log_id)  # after the tasks: what they read is of the ledger's own log
@@ -429,6 +432,21 @@ def _steps_ms(
     waited = max(0.0, (started_us - min(arrived_us, default=started_us)) / 1e6)
     steps = {"waiting": waited, "tasks": tasks_seconds, **busiest, "committing": commit_seconds}
     return {name: round(seconds * 1000, 1) for name, seconds in steps.items()}
+
+
+def _times(reports: Sequence[Report], cores: int) -> TaskTimes:
+    each_ms = sorted(round(sum(report.seconds.values()) * 1000, 1) for report in reports)
+    steps: Counter[str] = Counter()
+    for report in reports:
+        steps.update(report.seconds)
+    return TaskTimes(
+        cores=cores,
+        count=len(each_ms),
+        median_ms=each_ms[(len(each_ms) - 1) // 2],
+        max_ms=each_ms[-1],
+        steps_ms={name: round(seconds * 1000, 1) for name, seconds in steps.items()},
+        collecting_ms=round(sum(report.collecting for report in reports) * 1000, 1),
+    )
 
 
 def _planning(progress: Mapping[str, float]) -> dict[str, float]:

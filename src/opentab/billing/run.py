@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from opentab.billing.delivery import Delivery, deliver, publish_rejections
+from opentab.billing.garbage import GarbageWatch, executors_url
 from opentab.billing.job import Job
 from opentab.billing.lock import Claim, HomeLock
 from opentab.billing.log_check import join_log
@@ -27,8 +28,9 @@ from opentab.closing.closer import Closer
 from opentab.closing.closing import Issued
 from opentab.closing.spark_engine import SparkEngine
 from opentab.config import Home
+from opentab.diagnosis import LATE_MS
 from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, TasksFailed, means_disk_full
-from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.heartbeat import Heartbeat, Work, write_heartbeat
 from opentab.ledger.files import new_run
 from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.repair import recover
@@ -45,6 +47,7 @@ HEARTBEAT_SECONDS = 1.0
 WAIT_SECONDS = 0.25  # a batch wakes us up
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
+LATE_SECONDS = 60.0  # how long a late batch is a reason to look for its cause
 TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
 STOP_SECONDS_MAX = 30.0  # how long a batch or a closing that is under way may go on when the pipeline is to stop
@@ -90,6 +93,7 @@ class Pipeline:
         self._error: BaseException | None = None
         self._batches = self._events = self._rejections = 0
         self._batch_seconds = 0.0
+        self._late_at = float("-inf")  # when a batch was last late
         self._caught_up_us: int | None = None
         self._streaming = False
         self._source: Source | None = None
@@ -102,6 +106,7 @@ class Pipeline:
         self._stop_asked = False
         self._invoices = 0
         self._upkeep: Upkeep | None = None
+        self._garbage: GarbageWatch | None = None
         self._delivery: Delivery | None = None
 
     def stop(self) -> None:
@@ -211,6 +216,7 @@ class Pipeline:
             spark = self._session()
             warming = threading.Thread(target=warm_workers, args=(spark, self.run_id), name="warm-up", daemon=True)
             warming.start()
+            self._watch_garbage(spark)
             upkeep.start()
             delivery.start()
             self._stream(spark)
@@ -229,11 +235,23 @@ class Pipeline:
             self._stop.set()
             heart.join()
             # A thread that is still inside a library when Python ends would bring the process down.
+            if self._garbage is not None:
+                self._garbage.stop()
             upkeep.stop(STOP_SECONDS_MAX, give_up=self._cancel_closings)
             delivery.stop()
             self._streaming = False
             if self._claim.is_ours():
                 self._write_heartbeat()
+
+    def _watch_garbage(self, spark: SparkSession) -> None:
+        """Look after Java's garbage collection, where Spark's UI is there to tell."""
+        if self._spark_ui is not None:
+            url = executors_url(self._spark_ui, spark.sparkContext.applicationId)
+            self._garbage = GarbageWatch(url, is_wanted=self._is_late)
+            self._garbage.start()
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._late_at < LATE_SECONDS
 
     def _finish(self) -> None:
         """Let nothing that is due be left when `--once` returns: revisions, closings, invoice files.
@@ -392,6 +410,8 @@ class Pipeline:
         self._quiet_since = self._trouble_since = time.monotonic()
         self._watchdog.rest()
         self._batch_seconds = seconds
+        if record.steps_ms.get("waiting", 0.0) + seconds * 1000 > LATE_MS:
+            self._late_at = time.monotonic()
         self._batches += 1
         self._events += record.event_count
         self._rejections += record.rejection_count
@@ -478,10 +498,23 @@ class Pipeline:
                 held_back=len(self._job.held),
                 trouble=None if trouble is None else str(trouble),
                 spark_ui=self._spark_ui,
+                work=self._work(),
             )
             write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
+
+    def _work(self) -> Work:
+        """How it works, for those who ask why batches are slow."""
+        milliseconds = timedelta(milliseconds=1)
+        return Work(
+            master=(self._spark and self._spark.sparkContext.master) or self.home.spark["spark.master"],
+            pause_ms=0.0 if self.once else self.home["pipeline.batch_pause"] / milliseconds,
+            pause_min_ms=self.home["pipeline.batch_pause_min"] / milliseconds,
+            compact_files=self.home["pipeline.compact_files"],
+            small_files=self._upkeep.small_files if self._upkeep else None,
+            collecting=self._garbage.worst if self._garbage else None,
+        )
 
     def _check_alone(self) -> None:
         """Stop if another pipeline has claimed the home."""

@@ -188,10 +188,11 @@ class Stream:
                 self._check_follows(begins, ranges)
             self._spark.sparkContext.addJobTag(job.run)
             self._spark.sparkContext.setJobDescription(f"batch {job.position + 1}")
+            cores = self._spark.sparkContext.defaultParallelism
             began = time.perf_counter()
             try:
                 portion = SparkPortion(job.source, without_held(frame, upto), ranges, job.positions)
-                record = job.bill(portion, progress=self._progress())
+                record = job.bill(portion, progress=self._progress(), cores=cores)
             except HeldBack:
                 continue
             if record is not None:

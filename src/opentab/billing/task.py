@@ -28,7 +28,7 @@ from opentab.events import Rules
 from opentab.ledger.files import StagedFile, read_table, stage
 from opentab.ledger.runs import Runs
 from opentab.ledger.seen import Run, stage_run
-from opentab.memory import keep_modules
+from opentab.memory import CollectorClock, keep_modules
 from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
 from opentab.place import Place
 from opentab.records import ENTRY, REJECTION, ClockRestart
@@ -83,6 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     refused_reversals: list[tuple[int, int]] = []  # the keys of their own
     ahead: dict[str, tuple[int, int]] = {}  # by partition, number and stamp of the first that is stamped too late
     host: str = ""  # where Spark ran the task
+    collecting: float = 0.0  # seconds of Python's garbage collector
 
 
 def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
@@ -101,13 +102,14 @@ def warm_up(numbers: Iterable[object]) -> Iterable[pa.RecordBatch]:
 def bill_chunks(chunks: Iterable[Chunk], order: Order) -> Report:
     """Bill some lines of the log; where some are stamped too late, only say which."""
     work = _Work(order)
-    started = time.perf_counter()
+    started, collected = time.perf_counter(), _COLLECTOR.seconds
     for chunk in chunks:
         work.seconds["reading"] += time.perf_counter() - started
         work.take(chunk.trusting(order.restarts) if order.restarts else chunk)
         started = time.perf_counter()
     work.seconds["reading"] += time.perf_counter() - started
-    return work.nothing() if work.ahead else work.finish()
+    report = work.nothing() if work.ahead else work.finish()
+    return msgspec.structs.replace(report, collecting=_COLLECTOR.seconds - collected)
 
 
 def packed(report: msgspec.Struct | None) -> pa.RecordBatch:
@@ -288,6 +290,7 @@ class _Work:
         return 0 if first_day is None else sum(int((part.day < first_day).sum()) for part in counted)
 
 
+_COLLECTOR = CollectorClock()
 _RUNS: dict[str, Runs] = {}
 _BESIDE = ThreadPoolExecutor(1)  # one for the life of the process: its memory is used again
 

@@ -17,6 +17,7 @@ from opentab.ledger.trouble import reading
 SWEEP_SECONDS = 600
 RETRY_SECONDS = 5.0
 GIVE_UP_SECONDS = 1.0
+COUNT_SECONDS = 10
 PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 
 
@@ -34,6 +35,8 @@ class Upkeep:
         self._swept = time.monotonic()
         self._batches = 0
         self._thread = threading.Thread(target=self._loop, name="upkeep", daemon=True)
+        self._counted = float("-inf")
+        self.small_files: int | None = None  # of the journal, counted now and then
         self.trouble: OpentabError | None = None  # what is tried again
         self.bug: BaseException | None = None  # what must stop the pipeline
 
@@ -88,6 +91,9 @@ class Upkeep:
         journal = Journal.open(self._home.ledger, self._home.identity)
         if journal is None:
             return
+        if time.monotonic() - self._counted > COUNT_SECONDS:
+            self.small_files = journal.small_files()
+            self._counted = time.monotonic()
         keep_up(journal, self._home, self._closer, run=self._run, is_behind=self._is_behind())
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()

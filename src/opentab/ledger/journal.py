@@ -288,6 +288,10 @@ class Journal:
         """How many files the journal consists of."""
         return sum(len(self._of_kind(kind)) for kind in KINDS)
 
+    def small_files(self) -> int:
+        """How many of them are small. Compaction makes few large ones of them."""
+        return sum(file["size_bytes"] < SMALL_BYTES for kind in KINDS for file in self._of_kind(kind))
+
     def _see(self) -> None:
         """Take the position from the handle. The handle would read it from the log whenever it is
         asked, and by then the log may be cleared away; the files it knows by heart."""

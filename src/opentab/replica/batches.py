@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from opentab.records import BatchRecord
+from opentab.records import BatchRecord, TaskTimes
 from opentab.replica.store import Change, Snapshot
 
 BATCHES_MAX = 1_000
@@ -27,6 +27,8 @@ class BatchSummary(msgspec.Struct, frozen=True):
     steps_ms: dict[str, float]
     watermark_us: int | None
     duplicates: int = 0
+    run: str = ""
+    times: TaskTimes | None = None
 
 
 def keep_batches(change: Change, new: Sequence[BatchRecord]) -> None:
@@ -62,4 +64,6 @@ def _summary(record: BatchRecord) -> BatchSummary:
         steps_ms=record.steps_ms,
         watermark_us=record.watermark_us,
         duplicates=record.duplicates,
+        run=record.run,
+        times=record.times,
     )

@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 
 from opentab.config import Home
+from opentab.diagnosis import BATCHES, Diagnosis, diagnose
 from opentab.errors import OpentabError, ReplicaError
 from opentab.heartbeat import Heartbeat
 from opentab.ledger.journal import Journal
 from opentab.ledger.trouble import reading
 from opentab.ledger.usage import usage
 from opentab.periods import Period, day_of_number, first_day, last_day
+from opentab.replica.batches import last_batches
+from opentab.replica.presence import Presence
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.replica.trouble import Trouble, read_trouble
@@ -170,9 +173,10 @@ class Desk:
         """What pipeline, replicas and the invoice sink last said of themselves, and what keeps our own replica from
         going on."""
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
+        present = self._pulse.replicas(now_us)
         replicas = [
             {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in self._pulse.replicas(now_us)
+            for one in present
         ]
         said = beat and {
             "age_ms": max(0, (now_us - beat.at_us) // 1000),
@@ -190,6 +194,7 @@ class Desk:
             "replicas": replicas,
             "sink": self._sink(now_us),
             "trouble": trouble.text if trouble else None,
+            "diagnosis": self._diagnosis(beat, present),
         }
 
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
@@ -242,6 +247,14 @@ class Desk:
         if fresh.staleness_ms > READY_STALENESS_MS_MAX:
             raise Problem(503, self._why_stale(fresh), headers=RETRY, more=fresh.as_json())
         return fresh
+
+    def _diagnosis(self, beat: Heartbeat | None, replicas: Sequence[Presence]) -> Diagnosis | None:
+        """Why batches are slow or late, as far as our own replica knows them."""
+        with suppress(OpentabError), self._reader.read() as snapshot:
+            moment = self._answers(snapshot).moment
+            batches = list(last_batches(snapshot, moment.place.position, BATCHES + 1))
+            return diagnose(batches, moment.record, beat, replicas)
+        return None
 
     def _sink(self, now_us: int) -> dict[str, object] | None:
         """What the deliverer last said, while invoices are delivered over HTTP."""

@@ -285,6 +285,23 @@ class Sink(Shape):
     error: Annotated[str | None, Field(description="the last one, while anything waits")]
 
 
+class Cause(Shape):
+    """Why batches are slow or late."""
+
+    name: Annotated[str, Field(examples=["waiting for the trigger"])]
+    fact: Annotated[str, Field(description="with the figure that says so")]
+    fix: str
+    setting: Annotated[str | None, Field(examples=["pipeline.batch_pause"], description="that the fix names")]
+
+
+class Diagnosis(Shape):
+    """How quick the batches are, and what keeps them from being quicker, the worst first."""
+
+    sentence: str
+    is_late: Annotated[bool, Field(description="events are billed more than a second after they arrived")]
+    causes: list[Cause]
+
+
 class Overview(Answer):
     """What managers and operators watch, at one position."""
 
@@ -304,6 +321,7 @@ class Overview(Answer):
     replicas: Annotated[list[Replica], Field(description="all that follow the ledger and spoke lately")]
     sink: Annotated[Sink | None, Field(description="null: invoices are not delivered over HTTP")]
     trouble: Annotated[str | None, Field(description="what keeps the replica from going on")]
+    diagnosis: Annotated[Diagnosis | None, Field(description="why batches are slow or late; null: not known")]
 
 
 class Rejection(Shape):

@@ -9,7 +9,7 @@ import { followOverview } from "./overview.js";
 import { Pace } from "./pace.js";
 import { holder } from "./standing.js";
 import { everyTick, now } from "./ticker.js";
-import { ago, bytes, clock, count, instant, plural, short, shortInstant, span } from "./words.js";
+import { ago, bytes, capital, clock, count, instant, plural, sentence, short, shortInstant, span } from "./words.js";
 
 const BATCHES_DRAWN = 90;
 const SERIES = [5, 2, 0, 7, 1, 3, 8, 4, 6];
@@ -20,7 +20,7 @@ const STEP_NAMES = ["waiting in the log", "reading", "decoding", "deduping", "ta
 export function operationsView({ signal }) {
   const pace = new Pace(), flow = new Flow(signal);
   const figures = el("div"), sparkUi = el("p", { class: "quiet" }), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
-  const charts = batchCharts(signal);
+  const charts = batchCharts(signal), delays = el("div", { class: "delays" });
   let state = null, beat = null;
 
   const batches = new Refreshed(async () => {
@@ -36,7 +36,7 @@ export function operationsView({ signal }) {
     drawPartitions(message);
   };
   const pulse = (message) => {
-    beat = { pipeline: message.pipeline, replicas: message.replicas ?? [], sink: message.sink ?? null, trouble: message.trouble, position: message.position, heard: now() };
+    beat = { pipeline: message.pipeline, replicas: message.replicas ?? [], sink: message.sink ?? null, trouble: message.trouble, diagnosis: message.diagnosis ?? null, position: message.position, heard: now() };
     draw();
   };
   const drawPartitions = ({ periods }) => {
@@ -54,6 +54,7 @@ export function operationsView({ signal }) {
     flow.show(parts);
     drawFigures(figures, parts);
     drawReplicas(replicas, beat);
+    drawDelays(delays, beat, parts.some((part) => part.name === "Pipeline" && part.state === "down"));
     drawSparkUi(sparkUi, beat);
     const delivery = sinkOf(beat, freshness);
     drawSink(sink, delivery, beat);
@@ -74,7 +75,7 @@ export function operationsView({ signal }) {
     el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Operations"), stamp(freshness, signal, "Operations")),
     alarm,
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
-    el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node),
+    el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node, delays),
     el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
     el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas), sink);
 }
@@ -195,6 +196,27 @@ function drawSink(place, part, beat) {
   mark(place, "data-shown", text);
   const columns = [{ title: "State" }, { title: "Waiting", number: true }, { title: "Refused", number: true }, { title: "Oldest" }, { title: "Delivered", number: true }, { title: "Last success" }, { title: "Last error" }];
   place.replaceChildren(el("h2", {}, "Invoices over HTTP"), wide("Invoices over HTTP", table("Invoices over HTTP", columns, [row], { unseenCaption: true })));
+}
+
+/** Why batches are slow or late: each cause with its figure and the setting that helps, or that nothing is. */
+function drawDelays(place, beat, isDown) {
+  const found = beat?.diagnosis ?? null;
+  place.hidden = found === null;
+  const text = JSON.stringify([found, isDown]);
+  if (found === null || place.dataset.shown === text) return;
+  mark(place, "data-shown", text);
+  const summary = sentence(found.sentence), causes = found.causes.map(({ name, fact, fix, setting }) =>
+    el("li", {}, el("strong", {}, `${capital(name)}: `), sentence(fact), " ", ...withCode(sentence(fix), setting)));
+  place.replaceChildren(
+    el("h3", {}, "Why batches are slow or late"),
+    el("p", { class: found.is_late ? "late" : "quiet" }, isDown ? `When the pipeline last ran: ${found.sentence}.` : summary),
+    ...(causes.length ? [el("ul", { class: "causes" }, ...causes)] : []));
+}
+
+/** A text with the name of a setting in it as code. */
+function withCode(text, setting) {
+  const at = setting ? text.indexOf(setting) : -1;
+  return at < 0 ? [text] : [text.slice(0, at), el("code", {}, setting), text.slice(at + setting.length)];
 }
 
 function tookOf(batch) {

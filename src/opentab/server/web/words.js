@@ -86,6 +86,16 @@ export function daysOf(period) {
   return new Date(Date.UTC(year, number, 0)).getUTCDate();
 }
 
+/** The same beginning with a capital letter. */
+export function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** A fact as a sentence. */
+export function sentence(fact) {
+  return `${capital(fact)}.`;
+}
+
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
