@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -50,6 +50,7 @@ from opentab.replica.trouble import report_damage, reported_damage
 from opentab.server.app import build
 from opentab.sinks.backlog import Backlog, read_backlog, write_backlog
 from opentab.sinks.deliver import deliver
+from opentab.sinks.outbox import Outbox, OutboxDamaged
 from opentab.tail import follow_log
 from opentab.views.receipt import find_receipt
 from processes import serving, wait_for
@@ -485,6 +486,20 @@ def test_an_outbox_of_an_earlier_version_is_delivered(waiting: Waiting) -> None:
             db.execute(f"alter table {table} drop column crc32")
     db.close()
     assert waiting.deliver() == []
+
+
+def test_a_flipped_index_of_an_outbox_holds_no_invoice_back(waiting: Waiting) -> None:
+    """The index says which parcel is due: one that disagrees with the parcels would leave some of them for ever."""
+    with closing(sqlite3.connect(waiting.outbox)) as db:
+        db.execute("vacuum")  # no byte of a page is left over between its entries
+        (root,) = db.execute("select rootpage from sqlite_master where name = 'parcel_due'").fetchone()
+        (size,) = db.execute("pragma page_size").fetchone()
+    whole, page = waiting.outbox.read_bytes(), (root - 1) * size
+    first = int.from_bytes(whole[page + 5 : page + 7], "big")  # its entries fill the page from here to its end
+    for byte in range(page + first, page + size):
+        waiting.outbox.write_bytes(whole[:byte] + bytes([whole[byte] ^ 1]) + whole[byte + 1 :])
+        with pytest.raises(OutboxDamaged):
+            Outbox(waiting.outbox).close()
 
 
 def test_no_flipped_bit_of_an_outbox_is_delivered(waiting: Waiting) -> None:

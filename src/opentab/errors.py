@@ -156,8 +156,8 @@ def means_disk_full(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, DiskFull) or (isinstance(seen, OSError) and seen.errno in DISK_FULL_ERRNOS):
             return True
-        text = str(seen)
-        if "No space left on device" in text or "Disk quota exceeded" in text:
+        text = str(seen).lower()
+        if "no space left on" in text or "disk quota exceeded" in text:
             return True
         seen = seen.__cause__ or seen.__context__
     return False

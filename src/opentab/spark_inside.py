@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from zipfile import ZipFile
 
+from opentab import errors
 from opentab.errors import MachineError, OpentabError
 
 if TYPE_CHECKING:
@@ -141,6 +142,25 @@ def batch_end(checkpoint: Path, number: int) -> str:
             f"and the first is {''.join(lines[:1])[:20]!r}"
         )
     return lines[2]
+
+
+def told_by_task(error: Exception) -> OpentabError | None:
+    """The error of our own that a task raised: Spark passes on its text. None: it was another one."""
+    for line in map(str.strip, str(error).splitlines()):
+        name, _, fact = line.partition(": ")
+        kind = getattr(errors, name.removeprefix(f"{errors.__name__}."), None)
+        if name.startswith(f"{errors.__name__}.") and isinstance(kind, type) and issubclass(kind, OpentabError):
+            return kind(fact)
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a Python worker's traceback, or of Java's, that names the error."""
+    text = str(error)
+    for java in ("=== Streaming Query ===", "JVM stacktrace", "Driver stacktrace", "\n\tat "):
+        text = text.split(java, maxsplit=1)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:300]
 
 
 def is_stopped(spark: SparkSession) -> bool:

@@ -18,7 +18,6 @@ from opentab.billing.portion import Portion
 from opentab.billing.source import Ranges, Source
 from opentab.billing.task import Order, Report
 from opentab.billing.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
-from opentab.closing.spark_engine import reason_of
 from opentab.config import Home
 from opentab.errors import (
     ClockMismatch,
@@ -34,7 +33,7 @@ from opentab.ledger.trouble import unwritable
 from opentab.log.directory import Clock, wall_clock
 from opentab.periods import first_day, format_us, to_us
 from opentab.records import BatchRecord, ClockRestart, PartitionState, Start, TaskTimes
-from opentab.spark_inside import PYTHON_ERROR
+from opentab.spark_inside import PYTHON_ERROR, reason_of, told_by_task
 
 T = TypeVar("T")
 
@@ -331,18 +330,16 @@ class Job:
         """What a task or a query of Spark's that failed means for a user, where we know."""
         if means_disk_full(error):
             return DiskFull(str(self.journal.root))
-        text = str(error)
-        for line in text.splitlines():
-            name, _, fact = line.strip().partition(": ")
-            if name.startswith("opentab.errors.") and fact:
-                return OpentabError(fact)
+        told = told_by_task(error)
+        if told is not None:
+            return told
         if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
             return unwritable(self.journal.root, error)
         if not isinstance(error, PySparkException | Py4JJavaError):  # the second comes of an RDD
             return error
-        ours = isinstance(error, PythonException) or PYTHON_ERROR in text
+        ours = isinstance(error, PythonException) or PYTHON_ERROR in str(error)
         return (OpentabError if ours else TasksFailed)(
-            f"a Spark task failed: {self.journal.root.without_secrets(reason_of(text))}",
+            f"a Spark task failed: {self.journal.root.without_secrets(reason_of(error))}",
             hint=f"see {self.home.logs_path / 'spark.log'}",
             retry_helps=not ours,
         )

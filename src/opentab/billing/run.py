@@ -206,7 +206,9 @@ class Pipeline:
         return self._stop_asked or (self.once and time.monotonic() > deadline)
 
     def _run_spark(self, lock: HomeLock) -> None:
-        self._upkeep = upkeep = Upkeep(self.home, self._closer, run=self.run_id, is_behind=lambda: self._unread > 0)
+        self._upkeep = upkeep = Upkeep(
+            self.home, self._closer, run=self.run_id, is_behind=lambda: self._unread > 0, rehearses=not self.once
+        )
         self._delivery = delivery = Delivery(self.home)
         heart = threading.Thread(target=self._beat, args=(lock,), name="heartbeat", daemon=True)
         self._write_heartbeat()

@@ -24,11 +24,12 @@ PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
 class Upkeep:
     """A thread that works whenever enough batches have come in, and never holds one up."""
 
-    def __init__(self, home: Home, closer: Closer, *, run: str, is_behind: Callable[[], bool]) -> None:
+    def __init__(self, home: Home, closer: Closer, *, run: str, is_behind: Callable[[], bool], rehearses: bool) -> None:
         self._home = home
         self._closer = closer
         self._run = run
         self._is_behind = is_behind
+        self._rehearses = rehearses  # whether to warm closings up, once
         self._wake = threading.Event()
         self._pause = threading.Event()
         self._stopping = False
@@ -94,7 +95,11 @@ class Upkeep:
         if time.monotonic() - self._counted > COUNT_SECONDS:
             self.small_files = journal.small_files()
             self._counted = time.monotonic()
-        keep_up(journal, self._home, self._closer, run=self._run, is_behind=self._is_behind())
+        is_behind = self._is_behind()
+        keep_up(journal, self._home, self._closer, run=self._run, is_behind=is_behind)
+        if self._rehearses and self._batches > 1 and not is_behind:  # the first batch goes first
+            self._closer.rehearse(journal)
+            self._rehearses = False
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             journal.sweep()
             invoices = Invoices.open(self._home.ledger)

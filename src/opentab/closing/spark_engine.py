@@ -19,17 +19,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from opentab.errors import DiskFull, FileDamaged, LedgerBug, QueryFailed, means_disk_full
+from opentab.errors import DiskFull, LedgerBug, QueryFailed, means_disk_full
 from opentab.ledger.engine import Task
 from opentab.ledger.files import LedgerFile, read_batches
 from opentab.place import Place
+from opentab.spark_inside import reason_of, told_by_task
 
 POOL = "closing"  # of its own: the stream's tasks take turns with ours instead of waiting for all of them
 PARTITION_ROWS = 500_000  # of a shuffle, where it needs more partitions than there are cores
 READING_TASKS = 4  # a core
 READING_ROWS = 65_536
 ANSWERS = "number bigint, answer binary"
-DAMAGED = "opentab.errors.FileDamaged: "  # how Spark tells of it
 
 
 class SparkEngine:
@@ -148,18 +148,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        text = str(error)
-        for line in map(str.strip, text.splitlines()):
-            if line.startswith(DAMAGED):
-                raise FileDamaged(line.removeprefix(DAMAGED)) from error
         if means_disk_full(error):
             raise DiskFull("the ledger, or of Spark's scratch files") from error
-        raise QueryFailed(f"a Spark task failed: {reason_of(text)}", retry_helps=True) from error
-
-
-def reason_of(text: str) -> str:
-    """The line of a Python worker's traceback, or of Java's, that names the error."""
-    for java in ("=== Streaming Query ===", "JVM stacktrace", "Driver stacktrace", "\n\tat "):
-        text = text.split(java, maxsplit=1)[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[-1] if lines else "no reason given")[:300]
+        reason = f"a Spark task failed: {reason_of(error)}"
+        raise told_by_task(error) or QueryFailed(reason, retry_helps=True) from error

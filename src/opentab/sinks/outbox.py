@@ -114,7 +114,7 @@ class Outbox:
 
     def _check(self) -> None:
         """Raise OutboxDamaged unless the file is a sound database; add what earlier versions did not have."""
-        (found,) = self._db.execute("pragma quick_check(1)").fetchone()
+        (found,) = self._db.execute("pragma integrity_check(1)").fetchone()
         if found != "ok":
             raise OutboxDamaged(str(found))
         for table in ("file", "parcel"):
