@@ -102,10 +102,10 @@ def planner_of(process: subprocess.Popen[str] | psutil.Process) -> psutil.Proces
     return max(pythons_of(process, "python_streaming_source_runner"), key=psutil.Process.create_time)
 
 
-def daemon_of(process: psutil.Process) -> psutil.Process:
-    """The process that forks Spark's Python workers."""
-    (daemon,) = pythons_of(process, "opentab.billing.daemon pyspark.worker")
-    return daemon
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    """Spark's Python workers. Each environment that tasks asked for has a daemon of its own, which forks them."""
+    daemons = pythons_of(process, "opentab.billing.daemon pyspark.worker")
+    return [worker for daemon in daemons for worker in daemon.children()]
 
 
 def pythons_of(process: subprocess.Popen[str] | psutil.Process, what: str) -> list[psutil.Process]:

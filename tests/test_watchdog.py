@@ -19,15 +19,15 @@ from opentab.errors import TasksFailed
 from opentab.heartbeat import read_heartbeat
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from processes import daemon_of, planner_of
+from processes import planner_of, workers_of
 from product import event
 
 SETTINGS = '[pipeline]\nstall_timeout = "8s"\n'
 
 
 def stop_workers() -> list[psutil.Process]:
-    """Stop the Python workers of this process's Spark; its daemon goes on, and forks others."""
-    workers = daemon_of(psutil.Process()).children()
+    """Stop the Python workers of this process's Spark; its daemons go on, and fork others."""
+    workers = workers_of(psutil.Process())
     for worker in workers:
         worker.suspend()
     return workers
