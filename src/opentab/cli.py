@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import wraps
@@ -778,9 +778,7 @@ def demo(port: int, home_dir: str | None, **options: Any) -> int:
         code = code if compare_bills(home) else DIFFERENT
         terminal.write(f"Look around: opentab invoices --home {path}, or periods, totals, trace, sql")
         if sys.stdout.isatty():
-            terminal.write(f"The page stays at {stage.url}/ until you press Ctrl-C.")
-            with suppress(KeyboardInterrupt):
-                stay(stage)
+            stay(stage, terminal.write)
     return code
 
 

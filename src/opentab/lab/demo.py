@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -100,11 +102,17 @@ def play(stage: Stage, *, months: int, month_seconds: float, events: int, seed: 
         time.sleep(POLL_SECONDS)
 
 
-def stay(stage: Stage) -> None:
-    """Keep it running until someone interrupts."""
-    while True:
+def stay(stage: Stage, say: Callable[[str], None]) -> None:
+    """Keep it running until someone interrupts.
+
+    Not by KeyboardInterrupt: that is lost where it is raised while Python, or a library, cleans up behind a query.
+    """
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    say(f"The page stays at {stage.url}/ until you press Ctrl-C.")
+    while not over.wait(POLL_SECONDS):
         stage.check()
-        time.sleep(POLL_SECONDS)
 
 
 def _answers(port: int) -> bool:
