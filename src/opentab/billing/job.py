@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TypeVar
 
 import msgspec
@@ -159,8 +160,9 @@ class Job:
         files += repeats.files
         said = dict(progress or {})
         steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds) | _planning(said)
-        record = msgspec.structs.replace(record, steps_ms=steps_ms, file_count=len(files), progress=said)
-        record = msgspec.structs.replace(record, times=_times(reports, cores))
+        record = msgspec.structs.replace(
+            record, steps_ms=steps_ms, file_count=len(files), progress=said, times=_times(reports, cores)
+        )
         if not self.is_ours():
             raise fenced(record.batch)
         self.source.check_id(self.log_id)  # after the tasks: what they read is of the ledger's own log
@@ -335,7 +337,7 @@ class Job:
             return told
         if isinstance(error, OSError) and error.filename is None and not self.journal.root.is_local:
             return unwritable(self.journal.root, error)
-        if not isinstance(error, PySparkException | Py4JJavaError):  # the second comes of an RDD
+        if not isinstance(error, PySparkException | Py4JJavaError):  # the second: pyspark has no class for it
             return error
         ours = isinstance(error, PythonException) or PYTHON_ERROR in str(error)
         return (OpentabError if ours else TasksFailed)(
@@ -432,15 +434,15 @@ def _steps_ms(
 
 
 def _times(reports: Sequence[Report], cores: int) -> TaskTimes:
-    each_ms = sorted(round(sum(report.seconds.values()) * 1000, 1) for report in reports)
+    each_ms = [round(sum(report.seconds.values()) * 1000, 1) for report in reports]
     steps: Counter[str] = Counter()
     for report in reports:
         steps.update(report.seconds)
     return TaskTimes(
         cores=cores,
         count=len(each_ms),
-        median_ms=each_ms[(len(each_ms) - 1) // 2],
-        max_ms=each_ms[-1],
+        median_ms=median_low(each_ms),
+        max_ms=max(each_ms),
         steps_ms={name: round(seconds * 1000, 1) for name, seconds in steps.items()},
         collecting_ms=round(sum(report.collecting for report in reports) * 1000, 1),
     )

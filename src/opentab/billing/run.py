@@ -19,7 +19,7 @@ from opentab.billing.garbage import GarbageWatch, executors_url
 from opentab.billing.job import Job
 from opentab.billing.lock import Claim, HomeLock
 from opentab.billing.log_check import join_log
-from opentab.billing.session import open_session, warm_workers
+from opentab.billing.session import cancel_jobs, open_session, warm_workers
 from opentab.billing.source import NOWHERE, Offsets, Source, open_source
 from opentab.billing.stream import Stream
 from opentab.billing.upkeep import Upkeep, keep_up
@@ -166,8 +166,7 @@ class Pipeline:
 
     def _cancel_closings(self) -> None:
         """The next run begins them anew: nothing of them counts before it is committed."""
-        with suppress(Py4JError, ConnectionError):  # of a Java that is gone: that ends them, too
-            self._session().sparkContext.cancelJobsWithTag(self.run_id)
+        cancel_jobs(self._session(), self.run_id)
 
     def _join_log(self, source: Source) -> tuple[Journal, str]:
         """The journal and the id of its log. A log that does not answer yet is waited for, as in `_open`."""

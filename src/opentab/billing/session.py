@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from opentab.billing.class_archive import jvm_option
 from opentab.billing.form import BLOCK_LINES
 from opentab.config import Home
@@ -145,6 +147,12 @@ def warm_workers(spark: SparkSession, tag: str) -> None:
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setJobDescription("warm-up")
         spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
+
+
+def cancel_jobs(spark: SparkSession, tag: str) -> None:
+    """Cancel all jobs that have a tag. Whatever has begun to commit is not Spark's, and ends."""
+    with suppress(Py4JError, ConnectionError):  # of a Java that is gone: that ends them, too
+        spark.sparkContext.cancelJobsWithTag(tag)
 
 
 @contextmanager

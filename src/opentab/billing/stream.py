@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from opentab.billing.job import HeldBack, Job
 from opentab.billing.portion import SparkPortion, ranges_between, without_billed, without_held
+from opentab.billing.session import cancel_jobs
 from opentab.billing.source import NOWHERE, Offsets, Ranges
 from opentab.errors import TasksFailed
 from opentab.records import BatchRecord
@@ -126,7 +127,7 @@ class Stream:
         self._leaving.set()
         wait = patience_seconds
         while not self.lock.acquire(timeout=wait):
-            self._cancel_jobs()
+            cancel_jobs(self._spark, self._job.run)  # all of them: another one that hangs may keep ours waiting
             wait = CANCEL_SECONDS
         # Given back before Spark is asked: it waits for a batch, and the batch would wait for the lock.
         self.lock.release()
@@ -135,14 +136,6 @@ class Stream:
             with suppress(Exception):  # of a Spark that is gone, or that hangs: whatever ended the batches says so
                 self._query.stop()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
-
-    def _cancel_jobs(self) -> None:
-        """Cancel all that Spark does for this pipeline: another job that hangs may keep the batch's tasks waiting.
-
-        A commit that has begun is not Spark's, and ends.
-        """
-        with suppress(Py4JError, ConnectionError):  # of a Java that is gone: that ends the batch, too
-            self._spark.sparkContext.cancelJobsWithTag(self._job.run)
 
     def _let_spark_finish(self) -> None:
         """Let Spark note down the progress of the last batch, which it does after we have billed it."""

@@ -19,14 +19,10 @@ class Watchdog:
 
     def __init__(self, home: Home) -> None:
         pauses = home["pipeline.batch_pause"] + home["pipeline.batch_pause_min"]
-        self._timeout: float = home["pipeline.stall_timeout"].total_seconds()
+        self.timeout_seconds: float = home["pipeline.stall_timeout"].total_seconds()
         self._pauses: float = pauses.total_seconds()
         self._idle_since = time.monotonic()
         self.trouble: TasksFailed | None = None  # what people are told meanwhile
-
-    @property
-    def timeout_seconds(self) -> float:
-        return self._timeout
 
     def rest(self) -> None:
         """Begin anew: a query has done something, or there is nothing that it could do."""
@@ -46,6 +42,6 @@ class Watchdog:
     def _judge(self, seconds: float, fact: str) -> None:
         hint = "it is started again after pipeline.stall_timeout; raise that where batches may take so long"
         trouble = TasksFailed(fact, hint=hint, retry_helps=True)
-        if seconds > self._timeout:
+        if seconds > self.timeout_seconds:
             raise trouble
-        self.trouble = trouble if seconds > self._timeout * TELL_SHARE else None
+        self.trouble = trouble if seconds > self.timeout_seconds * TELL_SHARE else None
