@@ -1068,13 +1068,17 @@ def bench_compare_command(before: Path, after: Path) -> None:
 @click.option("--customers", "sizes", multiple=True, type=int, help="how many; again for more [100, 10000, 1000000]")
 @click.option("--repeats", default=2, show_default=True, type=SOME, help="of each turn")
 @click.option("--quick", is_flag=True, help="opentab and reading alone")
+@click.option("--contender", "wanted", multiple=True, help="only this one; again for more; an unknown one lists them")
 @figures_to
-def bench_peers_command(sizes: tuple[int, ...], quick: bool, **options: Any) -> None:
+def bench_peers_command(sizes: tuple[int, ...], quick: bool, wanted: tuple[str, ...], **options: Any) -> None:
     """Throughput beside reading alone, Spark's aggregation, Spark to Redis and Flink, from one Kafka topic."""
     from opentab.lab.peers_bench import ALL, QUICK, bench_peers
     from opentab.lab.whole_bench import SIZES_OF_TOPICS
 
-    _print_figures(bench_peers, sizes=sizes or SIZES_OF_TOPICS, contenders=QUICK if quick else ALL, **options)
+    if unknown := sorted(set(wanted) - set(ALL)):
+        raise InputError(f"there is no contender {unknown[0]!r}", hint=f"choose from: {'; '.join(ALL)}")
+    contenders = [name for name in ALL if name in wanted] or (QUICK if quick else ALL)
+    _print_figures(bench_peers, sizes=sizes or SIZES_OF_TOPICS, contenders=contenders, **options)
 
 
 @bench.command("recovery")
@@ -1166,7 +1170,9 @@ def bench_dedupe_command(remembered: tuple[int, ...], shares: tuple[float, ...],
 
 
 @bench.command("freshness")
-@click.option("--seconds", default=60, show_default=True, type=SOME, help="behind the warm-up")
+@click.option("--seconds", default=60, show_default=True, type=SOME, help="to measure, after the warm-up")
+@click.option("--warm-up", default=60, show_default=True, type=SOME, help="seconds of load that do not count")
+@click.option("--kafka", is_flag=True, help="from a Kafka topic, not from the embedded log")
 @click.option("--rate", default=1_000, show_default=True, type=SOME, help="events a second that are sent")
 @click.option("--repeats", default=2, show_default=True, type=SOME, help="runs, each on a home of its own")
 @figures_to

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from opentab import config
 from opentab.config import Home
 from opentab.errors import OpentabError
 from opentab.lab.audited import audit
+from opentab.lab.broker import Broker
 from opentab.lab.command import started, streams, wait_until
 from opentab.lab.figures import Figure, Say, at_most, plain, write_json
 from opentab.lab.http_line import HttpLine
@@ -35,7 +36,7 @@ from opentab.lab.served_home import served
 from opentab.ledger.journal import Journal
 from opentab.records import BatchRecord
 
-WARM_UP_SECONDS = 10
+WARM_UP_SECONDS = 60  # Java compiles what a batch runs for about as long
 POST_EVENTS_MIN, POSTS_PER_SECOND = 20, 50
 SENT_SHARE_MIN = 0.9  # of the rate that the figures are for
 CUSTOMERS = 1_000
@@ -44,8 +45,7 @@ PROBE_SECONDS = 0.1  # on average; in step with the batches it would see the sam
 POLL_SECONDS = 0.02  # asked every 5 ms, a server on two cores makes the pipeline wait
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 60
-GOALS_UPTO = 1_000  # events a second that the goals are for
-P50_MS_MAX = 350.0
+P50_MS_MAX = 400.0
 P99_MS_MAX = 800.0
 SAMPLES_MIN = 2
 
@@ -62,16 +62,21 @@ class MeasuredFreshness:
 
 
 def bench_freshness(
-    *, seconds: int, rate: int, repeats: int, json_path: Path | None, work_dir: Path, say: Say
-) -> list[Figure]:
+    *, seconds: int, rate: int, repeats: int, json_path: Path | None, work_dir: Path, say: Say,
+    warm_up: int = WARM_UP_SECONDS, kafka: bool = False,
+) -> list[Figure]:  # fmt: skip
     """Measure how fresh answers are under a steady stream of events; write the figures where asked to."""
     machine = describe_machine()
     runs = []
-    for repeat in range(1, repeats + 1):
-        measured = measure_freshness(work_dir / f"home-{repeat}", seconds=seconds, rate=rate, say=say)
-        probes = len(measured.visible_ms)
-        say(f"run {repeat} of {repeats}: the slowest of {probes:,} probes took {_slowest_ms(measured):.0f} ms")
-        runs.append(measured)
+    with Broker(work_dir / "broker") if kafka else nullcontext() as broker:
+        for repeat in range(1, repeats + 1):
+            settings = f'[log]\nuri = "kafka://{broker.address}/freshness-{repeat}"\n' if broker else ""
+            measured = measure_freshness(
+                work_dir / f"home-{repeat}", seconds=seconds, rate=rate, say=say, warm_up=warm_up, settings=settings
+            )
+            probes = len(measured.visible_ms)
+            say(f"run {repeat} of {repeats}: the slowest of {probes:,} probes took {_slowest_ms(measured):.0f} ms")
+            runs.append(measured)
     figures = freshness_figures(runs, rate=rate)
     write_json(json_path, machine, figures)
     return figures
@@ -83,13 +88,9 @@ def freshness_figures(runs: Sequence[MeasuredFreshness], *, rate: int) -> list[F
         raise OpentabError("too few events became visible to say anything", hint="give --seconds more")
     p50_ms, p99_ms = ([percentile(run.visible_ms, share) for run in runs] for share in (50, 99))
     label = f"{rate:,} events/s"
-    names = [f"{share} from accepted to visible, {label}" for share in ("p50", "p99")]
-    if rate <= GOALS_UPTO:
-        goals = [at_most(names[0], p50_ms, "ms", P50_MS_MAX), at_most(names[1], p99_ms, "ms", P99_MS_MAX)]
-    else:
-        goals = [plain(names[0], p50_ms, "ms"), plain(names[1], p99_ms, "ms")]
     figures = [
-        *goals,
+        at_most(f"p50 from accepted to visible, {label}", p50_ms, "ms", P50_MS_MAX),
+        at_most(f"p99 from accepted to visible, {label}", p99_ms, "ms", P99_MS_MAX),
         plain(f"slowest from accepted to visible, {label}", [_slowest_ms(run) for run in runs], "ms"),
         plain(f"from accepted to visible, {label}", [ms for run in runs for ms in run.visible_ms], "ms"),
         plain("probes", [len(run.visible_ms) for run in runs], "events"),
@@ -116,7 +117,9 @@ def percentile(values: Sequence[float], share: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
 
 
-def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say, settings: str = "") -> MeasuredFreshness:
+def measure_freshness(
+    path: Path, *, seconds: int, rate: int, say: Say, warm_up: int = WARM_UP_SECONDS, settings: str = ""
+) -> MeasuredFreshness:
     """Probe a new home under load.
 
     1. start the pipeline and the server, 2. send and probe, 3. wait until all that was sent is billed, 4. audit it
@@ -128,13 +131,13 @@ def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say, settings
     with started(home, "run") as pipeline:
         wait_until(lambda: streams(home, pipeline), "Spark was up", pipeline)
         with served(home, workers=home["server.workers"]) as server, ThreadPoolExecutor(3) as threads:
-            say(f"sending for {WARM_UP_SECONDS} s of warm-up, which do not count, and for {seconds} s")
+            say(f"sending for {warm_up} s of warm-up, which do not count, and for {seconds} s")
             stopping = threading.Event()
             sender, probe = _Sender(server.port, rate, stopping), _Probe(server.port, stopping)
             began_at = time.monotonic()
             working = [threads.submit(work) for work in (sender.send, probe.post, probe.look)]
             try:
-                while time.monotonic() < began_at + WARM_UP_SECONDS + seconds:
+                while time.monotonic() < began_at + warm_up + seconds:
                     if any(work.done() for work in working):
                         break  # it has failed, and its result says how
                     pipeline.check()
@@ -157,7 +160,7 @@ def measure_freshness(path: Path, *, seconds: int, rate: int, say: Say, settings
     billed = sum(record.event_count for record in records)
     if billed != sent:
         raise OpentabError(f"{sent:,} events were accepted, but {billed:,} are billed")
-    warm_at = began_at + WARM_UP_SECONDS
+    warm_at = began_at + warm_up
     warm_us = time.time_ns() // 1000 - round((time.monotonic() - warm_at) * 1e6)
     return MeasuredFreshness(
         visible_ms=tuple(probe.visible_ms(since=warm_at)),

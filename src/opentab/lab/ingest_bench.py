@@ -31,7 +31,7 @@ AGES = (100, 1_000)  # batches, and the oldest one
 OLD_BATCHES = 10_000
 
 DEDUPE = "off"  # what an id costs has a bench of its own
-WARM_MIN = 400_000
+WARM_MIN = 1_200_000
 MANY_TO_FEW_MIN = 0.9
 MANY_TO_FEW_END_TO_END_MIN = 0.6
 FIRST_COMMIT_SECONDS_MAX = 12.0

@@ -225,10 +225,10 @@ def peers_figures(turns: Sequence[Turn]) -> list[Figure]:
         for name in (ROCKSDB, HEAP, REDIS, FLINK_HEAP, FLINK_ROCKSDB):
             figures += _over_sizes(name, by_size[many], by_size[few], None)
     for size, found in by_size.items():
-        figures += _to(COMMIT, READING, size, found, 0.45)
-        figures += _to(COMMIT_ONCE, COMMIT, size, found, 0.7, "dedupe on to off, to commit")
+        figures += _to(COMMIT, READING, size, found, 0.5)
+        figures += _to(COMMIT_ONCE, COMMIT, size, found, 0.65, "dedupe on to off, to commit")
         figures += _to(END_ONCE, END, size, found, None, "dedupe on to off, end to end")
-        figures += _to(END, FLINK_HEAP, size, found, 3.5 if size == many else 1.2 if size == few else None)
+        figures += _to(END, FLINK_HEAP, size, found, 3.5 if size == many else 1.0 if size == few else None)
         figures += _to(END, FLINK_ROCKSDB, size, found, None)
         figures += _to(END, ROCKSDB, size, found, 2.5 if size == many else None)
         figures += _to(END, HEAP, size, found, None)

@@ -54,7 +54,7 @@ def quick_chapters() -> list[Chapter]:
         contenders=peers_bench.QUICK,
         batch_events=QUICK_BATCH_EVENTS,
     )
-    freshness = partial(bench_freshness, seconds=15, rate=1_000, repeats=1)
+    freshness = partial(bench_freshness, seconds=15, rate=1_000, repeats=1, warm_up=10)
     return [Chapter("peers", peers, lines=14), Chapter("freshness", freshness, lines=3)]
 
 
@@ -76,11 +76,14 @@ def all_chapters(*, events: int, repeats: int) -> list[Chapter]:
         repeats=repeats,
         peer=True,
     )
-    under_load = partial(bench_freshness, seconds=30, rate=10_000, repeats=repeats)
+    freshness = {
+        f"freshness{load}{log}": partial(bench_freshness, seconds=60, rate=rate, kafka=bool(log), repeats=repeats)
+        for load, rate in (("", 1_000), (" under load", 10_000))
+        for log in ("", " from Kafka")
+    }
     return [
         Chapter("peers", peers, lines=11 + 33 * repeats),
-        Chapter("freshness", partial(bench_freshness, seconds=60, rate=1_000, repeats=repeats), lines=3 * repeats),
-        Chapter("freshness under load", under_load, lines=3 * repeats),
+        *(Chapter(name, measure, lines=3 * repeats) for name, measure in freshness.items()),
         Chapter("reads", reads, lines=2 + 8 * repeats),
         Chapter("dedupe", dedupe, lines=4 + 17 * repeats),
         Chapter(
