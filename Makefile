@@ -47,7 +47,7 @@ golden: setup  ## write a golden home of this version, for later versions to rea
 	@PYTHONPATH=tests $(BIN)/python tests/golden.py
 
 lock: setup  ## resolve the dependencies anew (needs uv)
-	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra lab --group dev --universal \
+	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra tools --group dev --universal \
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock && \
 	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --upgrade -o requirements-newest-spark.lock

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from opentab.config import Home
 from opentab.replica.follower import Follower
+from opentab.runtime.config import Home
 from opentab.server.app import build
 
 

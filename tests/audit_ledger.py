@@ -13,14 +13,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from opentab import config
 from opentab.audit import Report
 from opentab.audit.murmur import murmur
-from opentab.billing.exact import Event, judge
-from opentab.events import Rules
+from opentab.core.events import Rules
+from opentab.core.periods import to_us
+from opentab.core.records import ENTRY, REJECTION, SEEN, BatchRecord, PartitionState
 from opentab.log import DirectoryLog, Producer, read_segment
-from opentab.periods import to_us
-from opentab.records import ENTRY, REJECTION, SEEN, BatchRecord, PartitionState
+from opentab.runtime import config
+from opentab.wire.reference import Event, judge
 
 
 def line(**changes: Any) -> bytes:

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import trustme
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from opentab.lab.broker import Broker, Security
+from opentab_tools.servers.broker import Broker, Security
 
 READ_SECONDS_MAX = 60
 

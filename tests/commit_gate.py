@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
-from opentab.lab.bucket_server import KEY_ID, SECRET
+from opentab_tools.servers.bucket_server import KEY_ID, SECRET
 
 PATIENCE_SECONDS = 60
 # What belongs to one connection, not to what is sent over it.

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from opentab import config
-from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from processes import SMALL_BATCHES
 from product import OPENTAB
 

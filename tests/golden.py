@@ -10,9 +10,9 @@ import json
 import shutil
 from pathlib import Path
 
-from opentab import config
-from opentab.lab.generator import Plan, generate
-from opentab.records import SCHEMA_VERSION
+from opentab.core.records import SCHEMA_VERSION
+from opentab.runtime import config
+from opentab.simulator.generator import Plan, generate
 from product import opentab
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from opentab import config
-from opentab.billing.across import Repeats, Shared, settle
-from opentab.billing.job import HeldBack, Job
+from opentab.billing.bill import HeldBack, Job
+from opentab.billing.cross_task import Repeats, Shared, settle
+from opentab.billing.directory_reader import ROWS, next_segments
+from opentab.billing.directory_source import DirectorySource
 from opentab.billing.log_check import join_log
 from opentab.billing.portion import check_taken, ranges_between
-from opentab.billing.segment_reader import ROWS, next_segments
-from opentab.billing.segments import DirectorySource
 from opentab.billing.source import Ranges, Source, open_source
 from opentab.billing.task import Order, Report, bill_chunks
 from opentab.closing.closer import Closer
-from opentab.config import Home
+from opentab.core.records import BatchRecord
 from opentab.log import DirectoryLog, Producer, open_topic
 from opentab.log.directory import NAME_PATTERN, Clock, wall_clock
-from opentab.records import BatchRecord
+from opentab.runtime import config
+from opentab.runtime.config import Home
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from opentab.lab.compare import Document, read_figures
-from opentab.lab.figures import Figure
+from opentab_tools.bench.compare import Document, read_figures
+from opentab_tools.bench.figures import Figure
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
-from opentab.lab.free_port import free_port
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
+from opentab_tools.servers.free_port import free_port
 from product import OPENTAB, json_lines, opentab
 
 SMALL_BATCHES = "[pipeline]\nbatch_events_max = 400\ncompact_files = 4\nsnapshot_batches = 3\n"

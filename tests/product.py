@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from opentab.config import Home
+from opentab.runtime.config import Home
 
 OPENTAB = [sys.executable, "-m", "opentab.cli"]
 

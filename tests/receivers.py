@@ -13,7 +13,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentab.lab.free_port import free_port
+from opentab_tools.servers.free_port import free_port
 
 
 @dataclass(frozen=True)

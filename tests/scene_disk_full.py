@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from opentab import config
 from opentab.audit import verify
 from opentab.billing.run import Pipeline
 from opentab.billing.session import open_session
-from opentab.errors import DiskFull
-from opentab.lab.generator import Plan, generate
+from opentab.core.errors import DiskFull
 from opentab.ledger.journal import Journal
+from opentab.runtime import config
+from opentab.simulator.generator import Plan, generate
 
 FREE_KIB = (0, 8, 16, 24, 40, 64)
 

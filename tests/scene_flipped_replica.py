@@ -15,13 +15,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from opentab import config
-from opentab.config import Home
-from opentab.errors import ReplicaError
+from opentab.core.errors import ReplicaError
 from opentab.replica.reader import Reader
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from opentab.server.answers import Answers
 from opentab.server.archive import Archive
-from opentab.server.moment import Moment
+from opentab.server.position_view import Moment
 
 PAGE_BYTES = 4096
 TREE_FLAGS = 0x03  # of a page that is a branch or a leaf

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ledgers import bill, new_home
-from opentab.errors import DiskFull
+from opentab.core.errors import DiskFull
 from opentab.replica.follower import Follower, is_whole
 from product import event
 from scene_disk_full import fill

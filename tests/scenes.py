@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from ledgers import bill
-from opentab.config import Home
-from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import Heartbeat, write_heartbeat
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "25d"\nrevision_step = "1d"\n[pipeline]\nidle_after = "1s"\n'

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from opentab.config import Home
 from opentab.ledger.journal import Journal
+from opentab.runtime.config import Home
 from product import json_lines, opentab
 
 PROGRESS = "org.apache.spark.sql.streaming.StreamingQueryListener$QueryProgressEvent"

@@ -23,11 +23,11 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from apps import App, app_of, catch_up
 from ledgers import bill, new_home
-from opentab import config
-from opentab.config import Home
 from opentab.ledger import balances
 from opentab.ledger.journal import Journal
 from opentab.replica.follower import is_whole
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from opentab.server.limits import HEADER_BYTES_MAX, PATH_BYTES_MAX, InTime
 from processes import serving, wait_for
 from product import event, json_lines, opentab

@@ -26,10 +26,10 @@ from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
 from opentab.audit.wire import Counted, NotJsonError, decide, is_input, read
-from opentab.billing.exact import Refusal, judge
-from opentab.events import Reason, Rules
-from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
-from opentab.records import BatchRecord
+from opentab.core.events import Reason, Rules
+from opentab.core.periods import Calendar, day_number, from_us, period_of_day, to_us
+from opentab.core.records import BatchRecord
+from opentab.wire.reference import Refusal, judge
 
 HOUR_US = 3_600_000_000
 RULES = Rules(

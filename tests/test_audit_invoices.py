@@ -21,19 +21,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers import log_of, names_of, open_job, segments_portion
-from opentab import config, money
 from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
 from opentab.cli import commands
 from opentab.closing.closer import Closer
-from opentab.errors import InputError, LedgerError
+from opentab.core import money
+from opentab.core.errors import InputError, LedgerError
+from opentab.core.periods import to_us
+from opentab.core.records import BALANCE
 from opentab.ledger import balances
+from opentab.ledger.invoice_lines import INVOICE_OF_PERIOD
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.issue import INVOICE_OF_PERIOD
 from opentab.ledger.journal import Journal
 from opentab.log import Producer
-from opentab.periods import to_us
-from opentab.records import BALANCE
+from opentab.runtime import config
 from product import event
 
 ARRIVAL = datetime(2026, 9, 1, tzinfo=UTC)

@@ -23,9 +23,9 @@ from opentab.audit.murmur import murmur
 from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.wire import Counted, decide
-from opentab.events import UNBOUNDED_US, Reason
-from opentab.lab.generator import Plan, generate, read_rejections
-from opentab.periods import to_us
+from opentab.core.events import UNBOUNDED_US, Reason
+from opentab.core.periods import to_us
+from opentab.simulator.generator import Plan, generate, read_rejections
 
 TIME = "2026-01-10T11:00:00Z"
 

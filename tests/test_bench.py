@@ -15,19 +15,33 @@ from typing import Any
 import pytest
 
 from ledgers import bill, bill_waiting
-from opentab.config import Home
-from opentab.errors import MachineError, OpentabError
-from opentab.lab.audited import audit
-from opentab.lab.catch_up import CatchUp
-from opentab.lab.closing_bench import MeasuredClosing, closing_figures
-from opentab.lab.end_to_end import EndToEnd
-from opentab.lab.figures import Figure, as_json, at_least, at_most, plain, render
-from opentab.lab.freshness_bench import MeasuredFreshness, freshness_figures, percentile
-from opentab.lab.ingest_bench import age_figures, end_to_end_figures, run_figures
-from opentab.lab.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
-from opentab.lab.load import Load
-from opentab.lab.machine import describe_machine
-from opentab.lab.measured_run import (
+from opentab.core.errors import MachineError, OpentabError
+from opentab.runtime.config import Home
+from opentab.tables import table
+from opentab_tools.bench.audited import audit
+from opentab_tools.bench.catch_up import CatchUp
+from opentab_tools.bench.closing import MeasuredClosing, closing_figures
+from opentab_tools.bench.end_to_end import EndToEnd
+from opentab_tools.bench.figures import Figure, as_json, at_least, at_most, plain, render
+from opentab_tools.bench.freshness import MeasuredFreshness, freshness_figures, percentile
+from opentab_tools.bench.ingest import age_figures, end_to_end_figures, run_figures
+from opentab_tools.bench.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
+from opentab_tools.bench.load_result import Load
+from opentab_tools.bench.month_log import write_month
+from opentab_tools.bench.reads import (
+    BusyRound,
+    IdleTurn,
+    Ingest,
+    MeasuredReads,
+    check_bills,
+    ingest_rate,
+    reads_figures,
+)
+from opentab_tools.bench.redis_peer import parse_redis_benchmark
+from opentab_tools.bench.replica import ReplicaTurn, measure_replica, replica_figures
+from opentab_tools.bench.wrk_load import parse_wrk, script
+from opentab_tools.measuring.machine import describe_machine
+from opentab_tools.measuring.measured_run import (
     DRIVER,
     JVM,
     TOTAL,
@@ -38,14 +52,8 @@ from opentab.lab.measured_run import (
     committed,
     link_log,
 )
-from opentab.lab.month_log import write_month
-from opentab.lab.reads_bench import BusyRound, IdleTurn, Ingest, MeasuredReads, check_bills, ingest_rate, reads_figures
-from opentab.lab.redis_peer import parse_redis_benchmark
-from opentab.lab.replica_bench import ReplicaTurn, measure_replica, replica_figures
-from opentab.lab.served_home import FOLLOWER, WORKER, Memory
-from opentab.lab.tool import find_tools
-from opentab.lab.wrk_load import parse_wrk, script
-from opentab.ledger import table
+from opentab_tools.servers.required_tools import find_tools
+from opentab_tools.servers.served_home import FOLLOWER, WORKER, Memory
 from product import event
 
 SECOND = 1_000_000
@@ -144,7 +152,7 @@ def test_age_figures() -> None:
 
 
 def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opentab.lab.ingest_bench.CHECKPOINT_COMMITS", 2)
+    monkeypatch.setattr("opentab_tools.bench.ingest.CHECKPOINT_COMMITS", 2)
     young, old = (
         Age(batches, ms, ms, (9.0,), 1, 1) for batches, ms in ((100, (10.0,) * 4), (900, (10.0, 10.0, 12.0, 12.0)))
     )
@@ -153,7 +161,7 @@ def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.Mon
 
 
 def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
-    monkeypatch.setattr("opentab.lab.ledger_age.WINDOW_COMMITS", 20)
+    monkeypatch.setattr("opentab_tools.bench.ledger_age.WINDOW_COMMITS", 20)
     young, older, old = measure_ages(spark, tmp_path, [3, 20, 40], say=lambda text: None)
     assert (young.batches, older.batches, old.batches) == (3, 20, 40)
     for age in (young, older, old):
@@ -222,8 +230,8 @@ def test_the_machine_is_described() -> None:
 
 
 def test_a_linked_log_is_the_same_and_moves_alone(home: Home, append: object, tmp_path: Path) -> None:
-    from opentab import config
     from opentab.log import DirectoryLog
+    from opentab.runtime import config
 
     append("{}")  # type: ignore[operator]
     append("{}")  # type: ignore[operator]

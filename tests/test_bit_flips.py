@@ -18,28 +18,29 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgers import bill, new_home, open_job
-from opentab import config
 from opentab.audit import trace, verify
 from opentab.closing.closer import Closer
 from opentab.closing.spark_engine import SparkEngine
-from opentab.config import Home
-from opentab.errors import FileDamaged, LedgerError, OpentabError
-from opentab.ledger import balances, files
-from opentab.ledger.adhoc import VIEWS, run_query
-from opentab.ledger.damage import check_files
+from opentab.core.errors import FileDamaged, LedgerError, OpentabError
+from opentab.core.records import ENTRY, INVOICE, KINDS
+from opentab.ledger import balances
 from opentab.ledger.engine import connect
-from opentab.ledger.footer import KEY, checksum_agrees
+from opentab.ledger.invoice_json import statement_texts
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.repair import recover
-from opentab.ledger.statement import statement_texts
+from opentab.ledger.sql import VIEWS, run_query
 from opentab.ledger.totals import customer_totals
-from opentab.ledger.trouble import reading
-from opentab.place import Place
-from opentab.records import ENTRY, INVOICE, KINDS
 from opentab.replica import blocks
 from opentab.replica.follower import Follower
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
+from opentab.tables import files
+from opentab.tables.damage import check_files
+from opentab.tables.error_text import reading
+from opentab.tables.footer import KEY, checksum_agrees
 from product import json_lines, opentab
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "40d"\n'

@@ -27,32 +27,32 @@ import pytest
 
 from apps import App, app_of
 from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
-from opentab import config
 from opentab.audit import verify
 from opentab.audit.raw import RawDirectory
-from opentab.billing import across
-from opentab.config import Home
-from opentab.errors import ConfigError, OpentabError, ReplicaDamaged, SegmentDamaged, SinkError
-from opentab.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from opentab.billing import cross_task
+from opentab.cli.tables.receipt import find_receipt
+from opentab.cli.tail import follow_log
+from opentab.core.errors import ConfigError, OpentabError, ReplicaDamaged, SegmentDamaged, SinkError
 from opentab.ledger.engine import connect
+from opentab.ledger.invoice_json import statement_texts
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
-from opentab.ledger.statement import statement_texts
-from opentab.lock import Lock
 from opentab.log import DirectoryLog, Producer
 from opentab.log.segment import MAGIC
-from opentab.place import Place
 from opentab.replica import blocks, row
+from opentab.replica.flags import report_damage, reported_damage
 from opentab.replica.follower import Follower, inode_of
 from opentab.replica.presence import present, tell
 from opentab.replica.store import Store
-from opentab.replica.trouble import report_damage, reported_damage
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from opentab.runtime.lock import Lock
+from opentab.runtime.storage import Place
 from opentab.server.app import build
-from opentab.sinks.backlog import Backlog, read_backlog, write_backlog
 from opentab.sinks.deliver import deliver
+from opentab.sinks.delivery_status import Backlog, read_backlog, write_backlog
 from opentab.sinks.outbox import Outbox, OutboxDamaged
-from opentab.tail import follow_log
-from opentab.views.receipt import find_receipt
 from processes import serving, wait_for
 from product import event, opentab
 from receivers import Answer, Receiver, new_receiver
@@ -219,14 +219,14 @@ def test_a_correction_is_not_made_of_a_flipped_line(tmp_path: Path, monkeypatch:
     log = log_of(job)
     frame = segments_portion(job, names_of(log, log.unread(job.positions), 2), tasks=2)
     path = log.path_of("default", 2)
-    real = across._set_right
+    real = cross_task._set_right
 
     def harmed(*args: object) -> object:
         data = path.read_bytes()
         path.write_bytes(data.replace(b"1.25", b"1.24"))
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(across, "_set_right", harmed)
+    monkeypatch.setattr(cross_task, "_set_right", harmed)
     with pytest.raises(SegmentDamaged, match=path.name):
         job.bill(frame)
     assert journal_of(home).position == 0

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import opentab as package
-from opentab.errors import InputError
-from opentab.lab.broker import Broker
-from opentab.lab.chaos.command import chosen
-from opentab.lab.chaos.faults import FAULTS
-from opentab.lab.chaos.watch import Flight, Read, Watch
+from opentab.core.errors import InputError
+from opentab_tools.chaos.command import chosen
+from opentab_tools.chaos.faults import FAULTS
+from opentab_tools.chaos.watch import Flight, Read, Watch
+from opentab_tools.servers.broker import Broker
 from product import OPENTAB, opentab
 
 NAMES = ("late-events", "executor", "broker", "replica")  # make chaos plays all of them

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from ledgers import bill, new_home
-from opentab import config
 from opentab.billing.run import Pipeline
-from opentab.config import Home
+from opentab.cli import base, commands
+from opentab.core.errors import InputError
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from product import OPENTAB, event, json_lines, opentab
 
 
@@ -151,9 +153,9 @@ def test_verify_finds_a_changed_ledger(billed: Home, tmp_path: Path) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from opentab.ledger.files import stage
-    from opentab.place import Place
-    from opentab.records import ENTRY
+    from opentab.core.records import ENTRY
+    from opentab.runtime.storage import Place
+    from opentab.tables.files import stage
 
     shutil.copytree(billed.path, tmp_path / "home")
     for file in (tmp_path / "home/ledger/journal/kind=entry").glob("*.parquet"):
@@ -209,7 +211,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(tmp_path: Path) -> None
 
 
 def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opentab import java
+    from opentab.runtime import java
 
     monkeypatch.setattr(java, "_candidates", list)
     with pytest.raises(java.MachineError, match="Spark needs Java 17 or 21"):
@@ -338,3 +340,14 @@ def test_invoices_and_periods_on_a_terminal(tmp_path: Path) -> None:
     ]
     for wrong in (["--preview"], ["--export", "--customer", "ann"], ["--period", "January"]):
         assert opentab("invoices", *wrong, home=home, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("name", ["bench", "chaos"])
+def test_tools_that_are_not_in_the_wheel_say_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name="opentab_tools")
+
+    monkeypatch.setattr(base, "import_module", not_installed)
+    with pytest.raises(InputError, match=f"{name} comes with the source") as caught:
+        commands([name, "--anything"], standalone_mode=False)
+    assert caught.value.hint == f"clone it and run make {name}"

@@ -13,7 +13,7 @@ import pytest
 from ledgers import bill, bill_waiting, new_home
 from opentab.client import AsyncClient, Client, ClientError, NotAllowed, NotThere, Unavailable
 from opentab.client.requests import Messages, batches, pause_seconds
-from opentab.config import Home
+from opentab.runtime.config import Home
 from processes import serving, wait_for
 from product import event, opentab
 

@@ -22,19 +22,18 @@ from hypothesis import strategies as st
 from ledgers import SETTINGS, bill_ready, new_home, open_job
 from opentab.audit.trace import trace
 from opentab.audit.verify import verify
-from opentab.billing import job
 from opentab.billing.clock import clocks_of, restart_clock
-from opentab.billing.lock import HomeLock
-from opentab.config import Home
-from opentab.errors import ClockMismatch, HomeLocked
-from opentab.ledger import seen
+from opentab.billing.pipeline_lock import HomeLock
+from opentab.core.errors import ClockMismatch, HomeLocked
+from opentab.core.periods import to_us
+from opentab.core.records import BatchRecord
+from opentab.dedupe import sorted_runs
+from opentab.dedupe.lookup import Remembered
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Trails
-from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer, open_producer
-from opentab.periods import to_us
-from opentab.records import BatchRecord
+from opentab.runtime.config import Home
 from opentab.server.intake import Intake
 from product import OPENTAB, json_lines, opentab
 
@@ -67,7 +66,7 @@ def put(home: Home, at: datetime, *lines: bytes, partition: str = "default") -> 
 
 def bill_anything(home: Home, now: datetime) -> BatchRecord:
     """Bill as an earlier version did, that held nothing back."""
-    with patch.object(job, "AHEAD_MAX_US", 2**61):
+    with patch("opentab.billing.bill.AHEAD_MAX_US", 2**61):
         return bill(home, lambda: now)
 
 
@@ -204,7 +203,7 @@ def test_after_a_restart_all_is_as_if_the_clock_had_been_right(tmp_path: Path) -
     trails = Trails(journal, Remembered(journal.root))
     journal.refresh()
     assert [len(trails.of(id_, None, upto=journal.last()).counted) for id_ in "ac"] == [0, 1]
-    with patch.object(seen, "TIER_RUNS", 2):
+    with patch.object(sorted_runs, "TIER_RUNS", 2):
         journal.compact(run="merge", files_max=2)
     journal = check(home)
     events = list(trace(home, journal, "2026-01", "emma").events())
@@ -293,7 +292,7 @@ def test_the_audit_agrees_after_any_restarts(
     history: list[str | tuple[str, int, list[str]]], window: str, merging: bool
 ) -> None:
     """Whatever stamps an earlier version took, and whenever it was restarted. Every step an hour passes."""
-    with TemporaryDirectory() as directory, patch.object(seen, "TIER_RUNS", 2 if merging else 16):
+    with TemporaryDirectory() as directory, patch.object(sorted_runs, "TIER_RUNS", 2 if merging else 16):
         home = new_home(Path(directory) / "home", f'[billing]\ndedupe_window = "{window}"\n')
         counted: set[str] = set()
         for number, step in enumerate(history):

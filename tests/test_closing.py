@@ -17,21 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers import bill, new_home, open_job
-from opentab import crash
 from opentab.billing.upkeep import keep_up
 from opentab.closing.closer import Closer
 from opentab.closing.closing import preview
-from opentab.config import Home
-from opentab.errors import Fenced
+from opentab.core.errors import Fenced
+from opentab.core.money import round_to_minor
+from opentab.core.periods import to_us
 from opentab.ledger import balances
 from opentab.ledger.engine import connect
+from opentab.ledger.invoice_json import Statement, changes, read_statement, statement_texts
+from opentab.ledger.invoice_lines import INVOICE_OF_PERIOD, ISSUED, LINES, issue
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.issue import INVOICE_OF_PERIOD, ISSUED, LINES, issue
 from opentab.ledger.journal import Journal
-from opentab.ledger.standing import standings
-from opentab.ledger.statement import Statement, changes, read_statement, statement_texts
-from opentab.money import round_to_minor
-from opentab.periods import to_us
+from opentab.ledger.period_status import standings
+from opentab.runtime import crash
+from opentab.runtime.config import Home
 from product import event
 
 MONTHS = dict(zip("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), range(1, 13), strict=True))

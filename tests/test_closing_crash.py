@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 
-from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
-from opentab.lab.bills import invoiced_by_own_month
-from opentab.lab.generator import read_bills
-from opentab.lab.news import all_statements
 from opentab.ledger.invoices import Invoices
 from opentab.log import DirectoryLog, Producer
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
+from opentab.simulator.bills import invoiced_by_own_month
+from opentab.simulator.generator import read_bills
+from opentab.simulator.invoice_ticker import all_statements
 from opentab.sinks.files import missing
 from processes import PATIENCE_SECONDS, caught_up_us, check_exact, position, streams, wait_for
 from product import event, json_lines, opentab

@@ -15,12 +15,12 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from brokers import READ_SECONDS_MAX, read, secure, write
-from opentab import config
-from opentab.errors import MachineError
-from opentab.lab import jars
-from opentab.lab.broker import Broker
-from opentab.lab.daemon import Daemon
-from opentab.lab.spark_cluster import SparkCluster
+from opentab.core.errors import MachineError
+from opentab.runtime import config
+from opentab_tools.servers import jars
+from opentab_tools.servers.broker import Broker
+from opentab_tools.servers.daemon import Daemon
+from opentab_tools.servers.spark_cluster import SparkCluster
 from processes import wait_for
 from product import json_lines, opentab
 
@@ -121,7 +121,7 @@ def test_executors_need_nothing_of_the_drivers_disk_but_the_ledger(tmp_path: Pat
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     """Also if it is killed and can say nothing to anybody."""
     script = (
-        "import sys, time; from pathlib import Path; from opentab.lab.daemon import Daemon\n"
+        "import sys, time; from pathlib import Path; from opentab_tools.servers.daemon import Daemon\n"
         "one = Daemon('sleeper', ['sleep', '600'], Path(sys.argv[1])); one.start()\n"
         "print(one.pid, flush=True); time.sleep(600)\n"
     )

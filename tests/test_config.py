@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opentab import config
-from opentab.errors import ConfigError
+from opentab.core.errors import ConfigError
+from opentab.runtime import config
 
 
 def parsed(text: str) -> config.Home:

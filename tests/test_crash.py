@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from opentab.config import Home
 from opentab.log import DirectoryLog, Producer
+from opentab.runtime.config import Home
 from processes import (
     PATIENCE_SECONDS,
     caught_up_us,

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opentab.billing import form
-from opentab.billing.decode import Decoded, decode
-from opentab.billing.exact import Event, Refusal, is_blank, judge
-from opentab.billing.values import instants_of
-from opentab.events import Reason, Rules
-from opentab.keys import key_of
-from opentab.periods import Calendar, day_number, from_us, period_of_day, to_us
-from opentab.texts import FAR, Texts
+from opentab.core.events import Reason, Rules
+from opentab.core.periods import Calendar, day_number, from_us, period_of_day, to_us
+from opentab.wire import template
+from opentab.wire.byte_columns import FAR, Texts
+from opentab.wire.decode import Decoded, decode
+from opentab.wire.hashing import key_of
+from opentab.wire.reference import Event, Refusal, is_blank, judge
+from opentab.wire.values import instants_of
 
 RULES = Rules(
     currency="EUR",
@@ -52,8 +52,8 @@ def check_agree(lines: list[bytes], zone: str = "UTC") -> None:
     counted = [v for _, v in exact if isinstance(v, Event)]
     for few in (len(lines) + 1, 1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(form, "FEW", few)
-            patch.setattr(form, "BLOCK_LINES", 5)
+            patch.setattr(template, "FEW", few)
+            patch.setattr(template, "BLOCK_LINES", 5)
             fast = decode(Texts.of(lines), arrived_us=arrived_us, rules=ONCE, calendar=CALENDARS[zone])
         assert rows(fast) == sorted((e.at_us, e.day, e.customer, e.type, e.amount_micros) for e in counted)
         assert fast.refusals == [(n, v) for n, v in exact if isinstance(v, Refusal)]
@@ -179,7 +179,7 @@ def test_lines_with_odd_bytes_are_told_apart(lines: list[bytes]) -> None:
         return line.decode("utf-8", "replace").encode() == line
 
     for texts in (Texts.of(lines), Texts.of_lines(b"".join(line + b"\n" for line in lines))):
-        found = form._without_escapes(texts.slice(0, len(texts)))
+        found = template._without_escapes(texts.slice(0, len(texts)))
         assert found.tolist() == [is_clean(line) for line in lines]
 
 
@@ -431,7 +431,7 @@ def test_a_form_is_the_same_for_all_lines_of_a_producer() -> None:
     """Of lines like these none is read one by one."""
     texts = [plain(id=f"{i}", customer=f"Zoe {i}", amount=f"{i}.25").replace("Zoe", "Zoë").encode() for i in range(600)]
     numbers = [plain(amount=i / 4, note="x").encode() for i in range(600)]
-    found, others = form.formed(Texts.of([line for pair in zip(texts, numbers, strict=True) for line in pair]))
+    found, others = template.formed(Texts.of([line for pair in zip(texts, numbers, strict=True) for line in pair]))
     assert [len(one.at) for one in found] == [600, 600]
     assert len(others) == 0
 
@@ -453,7 +453,7 @@ def test_a_byte_is_found_where_it_stands_first(texts: list[bytes], skipped: int,
 def test_values_of_any_length_are_read_together_up_to_a_bound() -> None:
     sizes = [0, 1, 7, 8, 9, 31, 32, 33, 64, 500, 991, 992, 4_095]
     texts = [plain(id="x" * size, note="!" * (size % 40)).encode() for size in sizes * 40]
-    found, others = form.formed(Texts.of(texts))
+    found, others = template.formed(Texts.of(texts))
     assert (sum(len(one.at) for one in found), len(others)) == (len(texts), 0)
     assert [len(text) for text in found[0].fields["id"]] == sizes * 40
     check_agree([plain(id="x" * size).encode() for size in (1_000, 4_095, 4_096, 4_097, 8_000)])
@@ -461,7 +461,7 @@ def test_values_of_any_length_are_read_together_up_to_a_bound() -> None:
 
 def test_a_line_that_is_too_long_to_be_read_with_others_does_not_keep_them() -> None:
     texts = [plain(note="x" * 5_000).encode(), *(plain(id=f"{i}").encode() for i in range(600))]
-    found, others = form.formed(Texts.of(texts))
+    found, others = template.formed(Texts.of(texts))
     assert ([len(one.at) for one in found], others.tolist()) == ([600], [0])
 
 
@@ -486,7 +486,7 @@ def test_a_number_in_the_last_place_is_not_more_than_a_number() -> None:
     ],
 )
 def test_other_lines_have_no_form(line: str) -> None:
-    assert form.Form.of(line.encode()) is None
+    assert template.Form.of(line.encode()) is None
 
 
 @settings(max_examples=400)

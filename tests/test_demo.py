@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 from opentab.cli import commands
-from opentab.errors import MachineError
-from opentab.lab.free_port import free_port
+from opentab.core.errors import MachineError
+from opentab_tools.servers.free_port import free_port
 from processes import wait_for
 from product import OPENTAB, opentab
 

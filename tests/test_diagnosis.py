@@ -19,18 +19,18 @@ import pytest
 from apps import app_of, catch_up
 from ledgers import bill, new_home, open_job, waiting_portion
 from opentab.billing import task
+from opentab.billing.bill import Job
 from opentab.billing.garbage import GarbageWatch, executors_url, spent_by, worst_between
-from opentab.billing.job import Job
 from opentab.billing.run import Pipeline, Progress
-from opentab.config import Home
-from opentab.diagnosis import BATCHES, SMALL_FILES_MIN, Cause, Diagnosis, Name, diagnose
-from opentab.heartbeat import Collecting, Heartbeat, Work, read_heartbeat, write_heartbeat
+from opentab.core.records import BatchRecord, PartitionState, TaskTimes
 from opentab.ledger import journal as journal_module
+from opentab.ledger.diagnosis import BATCHES, SMALL_FILES_MIN, Cause, Diagnosis, Name, diagnose
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.records import BatchRecord, PartitionState, TaskTimes
 from opentab.replica.presence import Presence, present, tell
-from opentab.server import shapes
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import Collecting, Heartbeat, Work, read_heartbeat, write_heartbeat
+from opentab.server import schemas
 from processes import wait_for
 from product import event, opentab
 
@@ -448,7 +448,7 @@ def test_provoked_too_many_small_files(
     tmp_path: Path, spark: Any, producer: Callable[..., Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Enough of them for a slow commit take minutes to make: a few hundred fewer are many here."""
-    monkeypatch.setattr("opentab.diagnosis.SMALL_FILES_MIN", SMALL_FILES_MIN // 10)
+    monkeypatch.setattr("opentab.ledger.diagnosis.SMALL_FILES_MIN", SMALL_FILES_MIN // 10)
     home = new_home(tmp_path / "home", "[pipeline]\nbatch_events_max = 1\ncompact_files = 50000\n")
     job = open_job(home, "run")
     for _ in range(30):
@@ -514,7 +514,7 @@ def test_provoked_waiting_for_the_trigger(tmp_path: Path, spark: Any, producer: 
     with app_of(home) as app:
         answer = app.get("/v1/overview").json()
         assert answer["diagnosis"] == msgspec.to_builtins(diagnosis)
-        shapes.Overview.model_validate(answer)
+        schemas.Overview.model_validate(answer)
 
 
 def test_provoked_garbage_collection_of_python(

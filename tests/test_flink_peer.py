@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from brokers import write
-from opentab.lab.broker import Broker
-from opentab.lab.peers.flink import measure_flink
+from opentab_tools.peers.flink import measure_flink
+from opentab_tools.servers.broker import Broker
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("OPENTAB_TEST_PEERS") is None, reason="Flink is a large download: OPENTAB_TEST_PEERS=1 tests it"

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opentab.billing.exact import Event, Refusal, judge
-from opentab.config import Home, parse
-from opentab.errors import InputError
-from opentab.events import REASONS_BY_OTHERS, Reason
-from opentab.lab import telecom as lab
-from opentab.lab.bills import bills_by_own_month
-from opentab.lab.generator import Outcome, Plan, generate, read_bills, read_rejections, write_lines
+from opentab.core.errors import InputError
+from opentab.core.events import REASONS_BY_OTHERS, Reason
+from opentab.core.money import format_micros
+from opentab.core.periods import next_period
 from opentab.ledger.totals import Adjustment, Total
 from opentab.log import DirectoryLog, read_segment
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX, Clock
-from opentab.money import format_micros
-from opentab.periods import next_period
+from opentab.runtime.config import Home, parse
+from opentab.simulator import telecom
+from opentab.simulator.bills import bills_by_own_month
+from opentab.simulator.generator import Outcome, Plan, generate, read_bills, read_rejections, write_lines
+from opentab.wire.reference import Event, Refusal, judge
 
 NOW = datetime(2026, 7, 15, 12, tzinfo=UTC)
 HOUR_MS = 3_600_000
@@ -111,8 +111,8 @@ def expected(home: Home) -> dict[tuple[str, str], Decimal]:
     return {key: Decimal(micros).scaleb(-6) for key, micros in read_bills(home.expected_path).items()}
 
 
-def settled(plan: Plan, home: Home) -> lab.Telecom:
-    return lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(NOW))
+def settled(plan: Plan, home: Home) -> telecom.Telecom:
+    return telecom.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(NOW))
 
 
 @given(
@@ -122,7 +122,7 @@ def settled(plan: Plan, home: Home) -> lab.Telecom:
 @settings(max_examples=60, deadline=None)
 def test_any_total_is_the_sum_of_its_parts(parts: list[tuple[int, int]], seed: int) -> None:
     totals, counts = (np.array(column, dtype=np.int64) for column in zip(*parts, strict=True))
-    cut = lab.split(totals, counts, np.random.default_rng(seed))
+    cut = telecom.split(totals, counts, np.random.default_rng(seed))
     assert len(cut) == counts.sum()
     assert np.add.reduceat(cut, np.cumsum(counts) - counts).tolist() == totals.tolist()
     least = np.repeat(totals >= counts, counts)
@@ -133,7 +133,7 @@ def test_any_total_is_the_sum_of_its_parts(parts: list[tuple[int, int]], seed: i
 def test_order_of_arrival_is_a_stable_sort(arrivals: list[int], narrow: bool) -> None:
     arrival_ms = np.array([a % 7 if narrow else a for a in arrivals], dtype=np.int64)
     wanted = sorted(range(len(arrivals)), key=lambda i: (arrival_ms[i], i))
-    assert lab.arrival_order(arrival_ms).tolist() == wanted
+    assert telecom.arrival_order(arrival_ms).tolist() == wanted
 
 
 def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_disorder_stays_within_the_bound(seed: int, hours: int, sources: int) ->
         seed=seed, events_per_customer=200, months=2, sources=sources, late_share=0.0,
         lag=timedelta(minutes=30), silence=timedelta(days=2),
     )  # fmt: skip
-    rows = lab.Rows.concat(list(settled(plan, home).stream()))
+    rows = telecom.Rows.concat(list(settled(plan, home).stream()))
     for source in range(sources):
         time_ms = rows.time_ms[rows.customer % sources == source]
         assert (np.maximum.accumulate(time_ms) - time_ms).max() <= hours * HOUR_MS
@@ -345,7 +345,7 @@ def test_late_events_are_late_and_beyond_ones_beyond(seed: int, zone: str) -> No
     plan = Plan(seed=seed, events_per_customer=1000, months=3, late_share=0.03, beyond_share=0.02)
     simulated = settled(plan, home)
     months = list(simulated.stream())
-    rows = lab.Rows.concat(months)
+    rows = telecom.Rows.concat(months)
     assert (np.diff(rows.arrival_ms) >= 0).all()
     latest = np.maximum.accumulate(rows.time_ms)
     watermark = np.concatenate([[0], latest[:-1]]) - BOUND_MS
@@ -371,7 +371,7 @@ def test_a_silent_source_is_silent_and_keeps_its_bills(tmp_path: Path) -> None:
         bad_share=0.05, duplicate_share=0.05,
     )  # fmt: skip
     simulated = settled(plan, home)
-    rows = lab.Rows.concat(list(simulated.stream()))
+    rows = telecom.Rows.concat(list(simulated.stream()))
     for first_ms, last_ms in simulated.silent_windows_ms():
         assert last_ms - first_ms == 3 * 24 * HOUR_MS
         arrives = (rows.arrival_ms >= first_ms) & (rows.arrival_ms < last_ms)
@@ -523,7 +523,7 @@ def heard(plan: Plan, home: Home, *, clock: Clock = at_now) -> tuple[list[Heard]
     """All lines in order of arrival, and the watermark behind the last of them."""
     file = io.BytesIO()
     outcome = write_lines(plan, home, file, expected_path=home.expected_path, clock=clock)
-    sources = {name.decode(): i % plan.sources for i, name in enumerate(lab.customer_names(plan.customers))}
+    sources = {name.decode(): i % plan.sources for i, name in enumerate(telecom.customer_names(plan.customers))}
     disorder_ms = home.rules.out_of_orderness_us // 1000
     latest: dict[int, int] = {}
     watermark_ms = -(2**62)
@@ -546,8 +546,8 @@ def made_late(plan: Plan, home: Home, *, clock: Clock = at_now) -> tuple[set[str
 
     def arrivals(**shares: float) -> dict[tuple[int, int], int]:
         other = replace(plan, duplicate_share=0.0, bad_share=0.0, **shares)
-        simulated = lab.settle(other, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock()))
-        rows = lab.Rows.concat(list(simulated.stream()))
+        simulated = telecom.settle(other, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock()))
+        rows = telecom.Rows.concat(list(simulated.stream()))
         keys = zip(rows.month.tolist(), rows.serial.tolist(), strict=True)
         return dict(zip(keys, rows.arrival_ms.tolist(), strict=True))
 
@@ -555,7 +555,7 @@ def made_late(plan: Plan, home: Home, *, clock: Clock = at_now) -> tuple[set[str
     prompt = arrivals(late_share=0.0, beyond_share=0.0)
     late = {key for key, at_ms in arrivals(beyond_share=0.0).items() if at_ms != prompt[key]}
     beyond = {key for key, at_ms in arrivals().items() if at_ms != prompt[key]} - late
-    periods = lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock())).periods
+    periods = telecom.settle(plan, rules=home.rules, calendar=home.calendar, now_us=lab_us(clock())).periods
     return (
         {f"{plan.seed:x}-0-{periods[month]}-{serial:09d}" for month, serial in late},
         {f"{plan.seed:x}-0-{periods[month]}-{serial:09d}" for month, serial in beyond},
@@ -738,8 +738,8 @@ def test_until_final_takes_the_latest_months_that_can_be_final_by_now(
     now_us = lab_us(now.replace(tzinfo=UTC))
     plan = Plan(months=months, until_final=True)
 
-    def settle(plan: Plan) -> lab.Telecom:
-        return lab.settle(plan, rules=home.rules, calendar=home.calendar, now_us=now_us)
+    def settle(plan: Plan) -> telecom.Telecom:
+        return telecom.settle(plan, rules=home.rules, calendar=home.calendar, now_us=now_us)
 
     chosen = settle(plan)
     assert len(chosen.periods) == months

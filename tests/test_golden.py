@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import golden
-from opentab import config
 from opentab.billing.run import Pipeline
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import rejection_as_json, rejection_rows
 from opentab.ledger.totals import customer_totals, place_of, total_as_json
 from opentab.log import DirectoryLog, Producer
+from opentab.runtime import config
 from product import event, json_lines, opentab
 
 HOMES = sorted((Path(__file__).with_name("golden")).iterdir())

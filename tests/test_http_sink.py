@@ -21,19 +21,19 @@ import pytest
 import trustme
 
 from ledgers import SETTINGS, bill, new_home
-from opentab import config
-from opentab.config import Home
-from opentab.errors import ConfigError, HomeLocked, SinkError
-from opentab.lab.free_port import free_port
+from opentab.core.errors import ConfigError, HomeLocked, SinkError
 from opentab.ledger.engine import connect
+from opentab.ledger.invoice_json import statement_texts
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.statement import statement_texts
-from opentab.sinks.backlog import read_backlog
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from opentab.sinks.deliver import deliver as send
+from opentab.sinks.delivery_status import read_backlog
 from opentab.sinks.http import Outcome, Verdict, judge, receiver_of, signed
 from opentab.sinks.outbox import Failure, Outbox
 from opentab.sinks.pace import GONE_FAILURES, GONE_REFUSALS, Pace, pause_of
 from opentab.sinks.parcel import Parcel, parcel_of
+from opentab_tools.servers.free_port import free_port
 from processes import wait_for
 from product import event, json_lines, opentab
 from receivers import Answer, Put, Receiver, new_receiver

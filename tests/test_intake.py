@@ -13,8 +13,8 @@ import pytest
 
 from apps import App, app_of
 from ledgers import SETTINGS, new_home
-from opentab.config import Home
 from opentab.log import DirectoryLog
+from opentab.runtime.config import Home
 from opentab.server.intake import (
     BODY_BYTES_MAX,
     EVENTS_MAX,

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from opentab.errors import Fenced, LedgerError
-from opentab.lab.ledger_age import SyntheticLedger
+from opentab.core.errors import Fenced, LedgerError
 from opentab.ledger import balances, invoices
 from opentab.ledger import journal as module
-from opentab.ledger.delta_log import DeltaLog
 from opentab.ledger.journal import Journal
-from opentab.ledger.table import JOURNAL_KEEPING, WEEK_KEEPING, LogKeeping
+from opentab.tables.delta_log import DeltaLog
+from opentab.tables.table import JOURNAL_KEEPING, WEEK_KEEPING, LogKeeping
+from opentab_tools.bench.ledger_age import SyntheticLedger
 
 CHECKPOINT = 5
 DAY_S = 24 * 3600

@@ -22,32 +22,32 @@ import spark_event_log
 from audit_ledger import Ledger, line
 from brokers import secure
 from ledgers import bill_ready
-from opentab import config
 from opentab.audit.logs import Logs
 from opentab.audit.raw import open_raw
 from opentab.audit.recompute import recompute
 from opentab.audit.verify import verify
 from opentab.billing.adopt import adopt_log
+from opentab.billing.bill import Job
 from opentab.billing.clock import restart_clock
 from opentab.billing.delivery import publish_rejections
-from opentab.billing.job import Job
 from opentab.billing.log_check import join_log, open_checked_producer
 from opentab.billing.source import open_source
-from opentab.config import Home
-from opentab.errors import ClockMismatch, ConfigError, LogError, LogMismatch, LogUnreachable
-from opentab.heartbeat import read_heartbeat
-from opentab.lab.broker import Broker
+from opentab.core.errors import ClockMismatch, ConfigError, LogError, LogMismatch, LogUnreachable
+from opentab.core.money import format_micros
+from opentab.core.periods import to_us
+from opentab.core.records import BatchRecord
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import rejection_rows
 from opentab.ledger.totals import customer_totals
 from opentab.log import open_producer, open_topic, topic_producer
 from opentab.log.directory import Clock, wall_clock
 from opentab.log.topic_producer import key_of
-from opentab.money import format_micros
-from opentab.periods import to_us
-from opentab.records import BatchRecord
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
 from opentab.server.intake import Intake
 from opentab.sinks.rejections import dead_letters
+from opentab_tools.servers.broker import Broker
 from processes import position, streams, wait_for
 from product import event, json_lines, opentab
 

@@ -19,16 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers import bill_ready, log_of, names_of, new_home, open_job, segments_portion, waiting_portion
-from opentab import config, crash
 from opentab.audit import verify
-from opentab.config import Home
-from opentab.errors import Fenced, LedgerBug, LogError
+from opentab.core.errors import Fenced, LedgerBug, LogError
+from opentab.core.periods import to_us
+from opentab.core.records import BatchRecord
 from opentab.ledger import balances
 from opentab.ledger.journal import Journal, merge_files
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
-from opentab.periods import to_us
-from opentab.records import BatchRecord
+from opentab.runtime import config, crash
+from opentab.runtime.config import Home
 from product import event
 
 

@@ -17,13 +17,13 @@ import pytest
 import trustme
 
 from ledgers import bill, new_home
-from opentab import config
-from opentab.config import Home
-from opentab.errors import ConfigError
-from opentab.heartbeat import Heartbeat, write_heartbeat
+from opentab.core.errors import ConfigError
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.replica.trouble import read_trouble
+from opentab.replica.flags import read_trouble
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import Heartbeat, write_heartbeat
 from opentab.server.serve import Tls, check_tls
 from opentab.server.tokens import Role, issue, read_key
 from processes import check_exact, on_its_own_disk, serving, streams, wait_for

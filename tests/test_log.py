@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opentab.errors import ClockMismatch, DiskFull, InputError, LogError, SegmentDamaged
+from opentab.core.errors import ClockMismatch, DiskFull, InputError, LogError, SegmentDamaged
+from opentab.core.periods import to_us
 from opentab.log import DirectoryLog, Producer, read_segment
 from opentab.log.clock import Restart, read_restart, write_restart
 from opentab.log.ingest import ingest
-from opentab.periods import to_us
-from opentab.place import Place
+from opentab.runtime.storage import Place
 
 
 @pytest.fixture

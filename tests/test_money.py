@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opentab.money import format_micros, format_minor, minor_digits, round_to_minor
+from opentab.core.money import format_micros, format_minor, minor_digits, round_to_minor
 
 micros = st.integers(-(10**24), 10**24)
 

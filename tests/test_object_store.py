@@ -19,16 +19,16 @@ from deltalake import DeltaTable
 
 from commit_gate import CommitGate, commit_gate
 from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
-from opentab import config
-from opentab.billing.job import Job
-from opentab.config import Home
-from opentab.errors import ConfigError, Fenced
-from opentab.lab.bucket_server import BUCKET, KEY_ID, SECRET, BucketServer
+from opentab.billing.bill import Job
+from opentab.core.errors import ConfigError, Fenced
+from opentab.core.records import BatchRecord
 from opentab.ledger.journal import Journal
-from opentab.ledger.table import look_at
 from opentab.log import DirectoryLog, Producer
-from opentab.place import Place
-from opentab.records import BatchRecord
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
+from opentab.tables.table import look_at
+from opentab_tools.servers.bucket_server import BUCKET, KEY_ID, SECRET, BucketServer
 from processes import SMALL_BATCHES, caught_up_us, check_exact, position, serving, streams, wait_for
 from product import event, json_lines, opentab
 

@@ -21,22 +21,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledgers import log_of, names_of, new_home, open_job, segments_portion
-from opentab import crash
 from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
-from opentab.config import Home
-from opentab.keys import key_of, keys_of, ordered, payloads_of
-from opentab.ledger import runs, seen
-from opentab.ledger.files import StagedFile
+from opentab.dedupe import index, sorted_runs
+from opentab.dedupe.bloom import Words, marks_of
+from opentab.dedupe.lookup import Remembered
 from opentab.ledger.journal import Journal
-from opentab.ledger.marks import Words, marks_of
 from opentab.ledger.receipt import Trails
 from opentab.ledger.rejections import rejection_rows
-from opentab.ledger.remembered import Remembered
 from opentab.ledger.totals import customer_totals
 from opentab.log import Producer
-from opentab.place import Place
-from opentab.texts import Texts
+from opentab.runtime import crash
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
+from opentab.tables.files import StagedFile
+from opentab.wire.byte_columns import Texts
+from opentab.wire.hashing import key_of, keys_of, ordered, payloads_of
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 MINUTE_US = 60_000_000
@@ -234,12 +234,12 @@ def test_any_history_gives_the_bill_of_distinct_events(
         minute += 31
     with ExitStack() as stack:
         directory = stack.enter_context(TemporaryDirectory())
-        stack.enter_context(patch.object(seen, "TIER_RUNS", 2))
+        stack.enter_context(patch.object(sorted_runs, "TIER_RUNS", 2))
         if way in ("mapped", "copied"):
-            stack.enter_context(patch.object(runs, "MAPPED_ROWS", 1))
-            stack.enter_context(patch.object(seen, "ROW_GROUP_ROWS", 2))
+            stack.enter_context(patch.object(index, "MAPPED_ROWS", 1))
+            stack.enter_context(patch.object(sorted_runs, "ROW_GROUP_ROWS", 2))
         if way == "copied":
-            stack.enter_context(patch.object(runs.Runs, "keep", lambda *_: None))
+            stack.enter_context(patch.object(index.Runs, "keep", lambda *_: None))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
@@ -261,7 +261,7 @@ def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
     batches = [(1, [Sent(f"{n}-{k}", 1, minute=n) for k in range(3)]) for n in range(40)]
     home, rule = bill_history(tmp_path, batches, window="10m")
     journal = check(home, rule)
-    assert len(journal.runs()) < 2 * seen.TIER_RUNS
+    assert len(journal.runs()) < 2 * sorted_runs.TIER_RUNS
     rows = sum(run.rows for run in journal.runs())
     assert rows < 3 * 40
     keys = pa.concat_tables([journal.seen().to_table()])["key_high"].to_pylist()
@@ -269,8 +269,8 @@ def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
 
 
 def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MAPPED_ROWS", 2)
-    monkeypatch.setattr(seen, "SLICE_ROWS", 3)
+    monkeypatch.setattr(index, "MAPPED_ROWS", 2)
+    monkeypatch.setattr(sorted_runs, "SLICE_ROWS", 3)
     batches = [(2, [Sent(f"{k}", 1, minute=n, partition="ab"[k % 2]) for k in range(n, n + 5)]) for n in range(20)]
     home, rule = bill_history(tmp_path, batches, window="unbounded")
     check(home, rule)
@@ -297,7 +297,7 @@ def test_marks_spare_nearly_all_searches(rows: int) -> None:
 def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_rows: int
 ) -> None:
-    monkeypatch.setattr(runs, "MAPPED_ROWS", mapped_rows)
+    monkeypatch.setattr(index, "MAPPED_ROWS", mapped_rows)
     inputs = [Sent("x", 1, minute=2), Sent("y", 1), Sent("x", 1, minute=1, partition="b"), Sent("z", 1, partition="b")]
     journal = check(*bill_history(tmp_path, [(2, inputs)], window="7d"))
     last = journal.last()
@@ -312,12 +312,12 @@ def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(runs, "MAPPED_ROWS", 1)
+    monkeypatch.setattr(index, "MAPPED_ROWS", 1)
     root = Place.of(tmp_path / "journal")
-    row = pa.table([[1], [2], [3], [4], [5], ["a"], [6], [7]], schema=seen.SEEN)
+    row = pa.table([[1], [2], [3], [4], [5], ["a"], [6], [7]], schema=sorted_runs.SEEN)
     for boot in ("one", "two"):
-        monkeypatch.setattr(runs, "_boot", lambda boot=boot: boot)
-        runs.Runs(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
+        monkeypatch.setattr(index, "_boot", lambda boot=boot: boot)
+        index.Runs(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
         for scratch in tmp_path.glob("opentab-seen-*"):
             os.utime(scratch, (0, 0))  # long ago
     (left,) = tmp_path.glob("opentab-seen-*")

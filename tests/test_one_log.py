@@ -13,19 +13,19 @@ import pytest
 
 from apps import app_of
 from ledgers import bill, bill_ready, new_home, open_job, waiting_portion
-from opentab import config
 from opentab.audit import trace, verify
 from opentab.billing.adopt import adopt_log
-from opentab.billing.lock import HomeLock
 from opentab.billing.log_check import LogCheck, join_log, open_checked_producer
-from opentab.config import Home
-from opentab.doctor import examine
-from opentab.errors import Fenced, HomeLocked, InputError, LogError, LogMismatch
+from opentab.billing.pipeline_lock import HomeLock
+from opentab.cli.doctor import examine
+from opentab.core.errors import Fenced, HomeLocked, InputError, LogError, LogMismatch
+from opentab.core.money import format_micros
+from opentab.core.records import BatchRecord
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
-from opentab.money import format_micros
-from opentab.records import BatchRecord
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from product import event, opentab
 
 REFUSED = "is billed from log"

@@ -22,10 +22,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ledgers import new_home
-from opentab.config import Home
 from opentab.replica.presence import tell
+from opentab.runtime.config import Home
 from opentab.server.tokens import Role, issue, read_key
-from opentab.sinks.backlog import Backlog, write_backlog
+from opentab.sinks.delivery_status import Backlog, write_backlog
 from processes import free_port, serving, wait_for
 from product import OPENTAB, event, opentab
 from scenes import SETTINGS, Scene

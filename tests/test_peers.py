@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from opentab import cli
-from opentab.errors import InputError, MachineError, OpentabError
-from opentab.lab import peers_bench
-from opentab.lab.audited import audit_replica
-from opentab.lab.billed_home import bill_month
-from opentab.lab.catch_up import measure_catch_up
-from opentab.lab.compare import compare, machines_differ, read_figures, verdict
-from opentab.lab.end_to_end import EndToEnd
-from opentab.lab.figures import Figure, plain, write_json
-from opentab.lab.measured_run import Committed, MeasuredRun
-from opentab.lab.peers_bench import (
+from opentab.core.errors import InputError, MachineError, OpentabError
+from opentab_tools.bench import peers
+from opentab_tools.bench.audited import audit_replica
+from opentab_tools.bench.billed_home import bill_month
+from opentab_tools.bench.catch_up import measure_catch_up
+from opentab_tools.bench.compare import compare, machines_differ, read_figures, verdict
+from opentab_tools.bench.end_to_end import EndToEnd
+from opentab_tools.bench.figures import Figure, plain, write_json
+from opentab_tools.bench.peers import (  # fmt: skip
     ALL,
     COMMIT,
     COMMIT_ONCE,
@@ -34,12 +33,10 @@ from opentab.lab.peers_bench import (
     Turn,
     bench_peers,
     peers_figures,
-)  # fmt: skip
-from opentab.lab.plots import draw_all
-from opentab.lab.redis_peer import redis_peer
-from opentab.lab.redis_server import redis_server
-from opentab.lab.resp import RedisLine
-from opentab.lab.whole_bench import (
+)
+from opentab_tools.bench.plots import draw_all
+from opentab_tools.bench.redis_peer import redis_peer
+from opentab_tools.bench.whole import (
     Chapter,
     all_chapters,
     bench_whole,
@@ -47,6 +44,9 @@ from opentab.lab.whole_bench import (
     failed_chapters,
     quick_chapters,
 )
+from opentab_tools.measuring.measured_run import Committed, MeasuredRun
+from opentab_tools.servers.redis_server import redis_server
+from opentab_tools.servers.resp import RedisLine
 from product import opentab
 
 EVENTS = 4_000
@@ -101,10 +101,10 @@ def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.Mo
     def fail() -> Path:
         raise MachineError("Flink could not be installed")
 
-    monkeypatch.setattr(peers_bench, "install_flink", fail)
-    monkeypatch.setattr(peers_bench, "find_redis", lambda: None)
+    monkeypatch.setattr(peers, "install_flink", fail)
+    monkeypatch.setattr(peers, "find_redis", lambda: None)
     said: list[str] = []
-    contenders, skipped = peers_bench._present(ALL, said.append)
+    contenders, skipped = peers._present(ALL, said.append)
     assert FLINK_HEAP not in contenders
     assert FLINK_ROCKSDB not in contenders
     assert REDIS in contenders
@@ -115,7 +115,7 @@ def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.Mo
 def test_without_redis_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     said: list[str] = []
-    contenders, skipped = peers_bench._present((READING, REDIS), said.append)
+    contenders, skipped = peers._present((READING, REDIS), said.append)
     assert contenders == [READING]
     assert skipped[0].startswith(f"{REDIS}: redis-server is missing (on Debian run: ")
     assert said[-1] == f"skipped: {skipped[0]}"
@@ -233,7 +233,7 @@ def test_a_bench_of_which_a_chapter_fails_fails(
         raise OpentabError("the audit did not agree")
 
     before = os.environ.get("TMPDIR")
-    monkeypatch.setattr("opentab.lab.whole_bench.quick_chapters", lambda: [Chapter("peers", fail)])
+    monkeypatch.setattr("opentab_tools.bench.whole.quick_chapters", lambda: [Chapter("peers", fail)])
     with pytest.raises(OpentabError, match="not all was measured: peers"):
         cli.commands(["bench", "--quick"], standalone_mode=False)
     assert "peers failed: the audit did not agree" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opentab.errors import ConfigError, InputError
-from opentab.periods import (
+from opentab.core.errors import ConfigError, InputError
+from opentab.core.periods import (
     DAY_MAX,
     DAY_MIN,
     Calendar,

@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from ledgers import bill, new_home, open_job
-from opentab import config
 from opentab.billing.run import Pipeline, Progress
 from opentab.closing.closer import Closer
 from opentab.closing.spark_engine import SparkEngine
-from opentab.config import Home
-from opentab.errors import ClockMismatch, FileDamaged, HomeMismatch, OpentabError, SchemaMismatch
-from opentab.heartbeat import read_heartbeat
-from opentab.lab.bills import bills_by_own_month, invoiced_by_own_month
-from opentab.lab.generator import Plan, generate, read_bills, read_rejections
-from opentab.lab.news import all_statements
+from opentab.core.errors import ClockMismatch, FileDamaged, HomeMismatch, OpentabError, SchemaMismatch
+from opentab.core.periods import to_us
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.log import DirectoryLog, Producer
-from opentab.periods import to_us
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
+from opentab.simulator.bills import bills_by_own_month, invoiced_by_own_month
+from opentab.simulator.generator import Plan, generate, read_bills, read_rejections
+from opentab.simulator.invoice_ticker import all_statements
 from product import event
 from test_decode import REFUSED
 
@@ -324,7 +324,7 @@ def test_another_schema_version_is_left_alone(
     append(event())
     run_once(home)
     for version, age in ((0, "newer"), (2, "older")):
-        monkeypatch.setattr("opentab.ledger.table.SCHEMA_VERSION", version)
+        monkeypatch.setattr("opentab.tables.table.SCHEMA_VERSION", version)
         with pytest.raises(SchemaMismatch, match=age):
             run_once(home)
 

@@ -20,11 +20,11 @@ import httpx
 import psutil
 import pytest
 
-from opentab import config
-from opentab.config import Home
-from opentab.lab.free_port import free_port
-from opentab.lab.loop_disk import LoopDisk
-from opentab.ledger.delta_log import DeltaLog
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.tables.delta_log import DeltaLog
+from opentab_tools.servers.free_port import free_port
+from opentab_tools.servers.loop_disk import LoopDisk
 from processes import answers, check_exact, wait_for
 from product import json_lines, opentab
 from receivers import Receiver, new_receiver

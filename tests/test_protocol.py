@@ -21,12 +21,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ledgers import bill, new_home
-from opentab.config import Home
+from opentab.runtime.config import Home
 from opentab.server import protocol
-from opentab.server.desk import Reply
+from opentab.server.fast_read import HotReads
 from opentab.server.guard import LoopbackOnly
-from opentab.server.hot import HotReads
 from opentab.server.metrics import Counters
+from opentab.server.queries import Reply
 from opentab.server.tokens import Role, issue, read_key
 from processes import free_port, serving, wait_for
 from product import event, opentab

@@ -20,26 +20,26 @@ import pytest
 
 from apps import App, app_of
 from ledgers import bill, bill_ready, bill_waiting, new_home
-from opentab import config
-from opentab.billing.job import Job
-from opentab.billing.reread import Reread
+from opentab.billing.bill import Job
 from opentab.billing.source import open_source
+from opentab.cli.tables.receipt import find_receipt
 from opentab.client import AsyncClient, Client, NotAllowed, NotThere
-from opentab.config import Home
-from opentab.errors import LogUnreachable
-from opentab.keys import keys_of
-from opentab.lab.broker import Broker
-from opentab.ledger.files import StagedFile, stage
+from opentab.core.errors import LogUnreachable
+from opentab.core.records import KINDS, SEEN, Spot
+from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.sorted_runs import Run, sorted_run, stage_run
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Receipt, Trails
-from opentab.ledger.remembered import Remembered
-from opentab.ledger.seen import Run, sorted_run, stage_run
+from opentab.ledger.reread import Reread
 from opentab.log import DirectoryLog, Producer, open_producer
-from opentab.place import Place
-from opentab.records import KINDS, SEEN, Spot
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
 from opentab.server.intake import Intake
 from opentab.server.tokens import Role, issue, new_key, read_key
-from opentab.views.receipt import find_receipt
+from opentab.tables.files import StagedFile, stage
+from opentab.wire.hashing import keys_of
+from opentab_tools.servers.broker import Broker
 from processes import serving, wait_for
 from product import json_lines, opentab
 

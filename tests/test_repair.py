@@ -12,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgers import bill, new_home
-from opentab import config
-from opentab.config import Home
-from opentab.errors import FileDamaged, LedgerError
-from opentab.lab.ledger_age import SyntheticLedger
-from opentab.ledger import delta_log
-from opentab.ledger.delta_log import LOG_NAME, DeltaLog
+from opentab.core.errors import FileDamaged, LedgerError
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.repair import recover, repair
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.tables import delta_log
+from opentab.tables.delta_log import LOG_NAME, DeltaLog
+from opentab_tools.bench.ledger_age import SyntheticLedger
 from product import json_lines, opentab
 
 BATCHES = 12

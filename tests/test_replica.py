@@ -19,25 +19,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers import bill, new_home
-from opentab import crash
 from opentab.billing.upkeep import keep_up
 from opentab.closing.closer import Closer
-from opentab.config import Home
-from opentab.errors import FileDamaged, ReplicaDamaged
+from opentab.core.errors import FileDamaged, ReplicaDamaged
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.replica import batches, blocks
 from opentab.replica import row as row_module
-from opentab.replica import tops as tops_module
-from opentab.replica.facts import facts_of
+from opentab.replica import top_customers as tops_module
 from opentab.replica.follower import Follower, is_whole
-from opentab.replica.names import Listed, in_order, merge, order_of
+from opentab.replica.name_order import Listed, in_order, merge, order_of
+from opentab.replica.period_statistics import facts_of
 from opentab.replica.row import Rows, read_row, summed
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot, Store
-from opentab.replica.tops import Tops, found_anew, take_in, too_few
+from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
 from opentab.replica.wide import CELL, NEVER_US, Sums, across, add, micros_of, read_cell, sum_micros
+from opentab.runtime import crash
+from opentab.runtime.config import Home
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'

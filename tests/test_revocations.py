@@ -15,14 +15,14 @@ import pytest
 
 from apps import App
 from ledgers import SETTINGS, bill, new_home
-from opentab.config import Home
-from opentab.errors import InputError, LedgerError
-from opentab.lab.bucket_server import BucketServer
-from opentab.lab.free_port import free_port
-from opentab.place import Place
+from opentab.core.errors import InputError, LedgerError
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
 from opentab.server.app import build
 from opentab.server.revocations import STALE_SECONDS_MAX, Revocations, revoke
 from opentab.server.tokens import Role, issue, token_id
+from opentab_tools.servers.bucket_server import BucketServer
+from opentab_tools.servers.free_port import free_port
 from processes import serving, wait_for
 from product import event, opentab
 

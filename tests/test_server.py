@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ledgers import bill, bill_waiting, new_home
-from opentab.config import Home
+from opentab.runtime.config import Home
 from processes import free_port, serving
 from product import event, json_lines, opentab
 

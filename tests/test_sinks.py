@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from ledgers import bill, new_home
-from opentab import crash
 from opentab.billing.delivery import Delivery, deliver
-from opentab.config import Home
-from opentab.errors import LedgerError, SinkError
+from opentab.core.errors import LedgerError, SinkError
 from opentab.ledger.invoices import Invoices
+from opentab.runtime import crash
+from opentab.runtime.config import Home
 from opentab.sinks.files import export_missing, missing
 from product import event, json_lines, opentab
 

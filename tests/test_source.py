@@ -15,16 +15,16 @@ import pytest
 
 import opentab
 from ledgers import new_home
-from opentab.billing.across import Repeats
+from opentab.billing.cross_task import Repeats
 from opentab.billing.portion import SparkPortion, ranges_of_rows
 from opentab.billing.run import Pipeline
 from opentab.billing.source import read_rows
 from opentab.billing.task import Report, Taken
-from opentab.config import Home, load
-from opentab.errors import LogMismatch, OpentabError, TasksFailed
+from opentab.core.errors import LogMismatch, OpentabError, TasksFailed
+from opentab.core.records import BatchRecord
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.records import BatchRecord
+from opentab.runtime.config import Home, load
 from processes import check_exact
 from product import event, json_lines
 from product import opentab as run_opentab

@@ -14,11 +14,11 @@ import pyspark
 import pyspark.worker
 import pytest
 
-from opentab.config import Home, load
-from opentab.doctor import examine
-from opentab.errors import MachineError, OpentabError
+from opentab.cli.doctor import examine
+from opentab.core.errors import MachineError, OpentabError
 from opentab.ledger.journal import Journal
-from opentab.spark_inside import (
+from opentab.runtime.config import Home, load
+from opentab.runtime.spark_inside import (
     INSTALL_HINT,
     NEWEST,
     OLDEST,

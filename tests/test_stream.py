@@ -13,16 +13,16 @@ import pytest
 
 import spark_event_log
 from ledgers import new_home
-from opentab import config
+from opentab.billing.directory_reader import Options, SegmentStreamReader, next_segments, shared_out
 from opentab.billing.portion import check_taken, ranges_between
 from opentab.billing.run import Pipeline
-from opentab.billing.segment_reader import Options, SegmentStreamReader, next_segments, shared_out
 from opentab.billing.task import Report, Taken
-from opentab.config import Home
-from opentab.errors import LedgerBug
+from opentab.core.errors import LedgerBug
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
 from opentab.log.directory import Waiting
+from opentab.runtime import config
+from opentab.runtime.config import Home
 from processes import check_exact, planner_of, position, streams, wait_for
 from product import event, opentab
 

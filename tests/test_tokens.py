@@ -15,8 +15,8 @@ import jwt
 import pytest
 
 from ledgers import bill, new_home
-from opentab.config import Home
-from opentab.errors import ConfigError, InputError
+from opentab.core.errors import ConfigError, InputError
+from opentab.runtime.config import Home
 from opentab.server.guard import is_loopback_name
 from opentab.server.revocations import Revocations
 from opentab.server.tokens import Gate, Role, TokenRefused, issue, new_key, read_key, token_id

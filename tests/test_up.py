@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from ledgers import new_home
-from opentab import supervisor
-from opentab.billing.lock import HomeLock
-from opentab.config import Home
-from opentab.heartbeat import read_heartbeat
-from opentab.lab.free_port import free_port
-from opentab.sinks.backlog import read_backlog
-from opentab.supervisor import Part
+from opentab.billing.pipeline_lock import HomeLock
+from opentab.cli import supervisor
+from opentab.cli.supervisor import Part
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
+from opentab.sinks.delivery_status import read_backlog
+from opentab_tools.servers.free_port import free_port
 from processes import PATIENCE_SECONDS, SMALL_BATCHES, answers, check_exact, position, wait_for
 from product import opentab
 from receivers import Receiver, new_receiver

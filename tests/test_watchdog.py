@@ -14,11 +14,11 @@ from ledgers import new_home
 from opentab.billing import run
 from opentab.billing.run import Pipeline, Progress
 from opentab.billing.session import warm_workers
-from opentab.config import Home
-from opentab.errors import TasksFailed
-from opentab.heartbeat import read_heartbeat
+from opentab.core.errors import TasksFailed
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import read_heartbeat
 from processes import planner_of, workers_of
 from product import event
 

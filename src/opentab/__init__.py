@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from opentab.billing.api import run
     from opentab.billing.run import Progress
     from opentab.billing.source import Offsets, Source
-    from opentab.errors import OpentabError
+    from opentab.core.errors import OpentabError
 
 __version__ = "0.1.0"
 __all__ = ["Offsets", "OpentabError", "Progress", "Source", "run"]
 
 _HOMES = {
     "Offsets": "opentab.billing.source",
-    "OpentabError": "opentab.errors",
+    "OpentabError": "opentab.core.errors",
     "Progress": "opentab.billing.run",
     "Source": "opentab.billing.source",
     "run": "opentab.billing.api",

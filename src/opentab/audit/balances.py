@@ -13,7 +13,7 @@ from opentab.audit.check import SAMPLES_MAX, Check, Tally, count, instant, money
 from opentab.audit.differences import find_differences
 from opentab.audit.lateness import Mark
 from opentab.audit.recompute import days_in
-from opentab.records import BatchRecord
+from opentab.core.records import BatchRecord
 
 KEY = ("batch", "period", "day", "customer", "type")
 FACTS = ("amount_micros", "event_count", "last_us")

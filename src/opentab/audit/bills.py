@@ -12,7 +12,7 @@ from opentab.audit.days import period_of_month
 from opentab.audit.lateness import Mark, billed_month
 from opentab.audit.recompute import days_in
 from opentab.audit.rows import to_table
-from opentab.records import BatchRecord
+from opentab.core.records import BatchRecord
 
 OWN_MONTH = "year(day) * 12 + month(day) - 1"
 SCHEMA_BILLED = pa.schema(

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from opentab.audit.days import EPOCH
-from opentab.money import format_micros
+from opentab.core.money import format_micros
 
 SAMPLES_MAX = 20
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from opentab.audit.raw import RawLines
-from opentab.records import BatchRecord, ClockRestart
+from opentab.core.records import BatchRecord, ClockRestart
 
 
 class Lapse(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from opentab.audit.lateness import Mark
 from opentab.audit.recompute import days_in
-from opentab.records import BatchRecord
+from opentab.core.records import BatchRecord
 
 
 def due_positions(

@@ -8,8 +8,8 @@ from functools import cache
 from opentab.audit.clock import Lapse, arrival, own_restart, restarts_so_far
 from opentab.audit.facts import BatchFacts, Partition
 from opentab.audit.logs import Logs
-from opentab.events import UNBOUNDED_US
-from opentab.records import BatchRecord
+from opentab.core.events import UNBOUNDED_US
+from opentab.core.records import BatchRecord
 
 
 def partitions_after(

@@ -14,7 +14,7 @@ from opentab.audit.facts import Recomputed
 from opentab.audit.forgotten import recorded_forgotten
 from opentab.audit.murmur import murmur
 from opentab.audit.rows import to_table
-from opentab.records import BatchRecord
+from opentab.core.records import BatchRecord
 
 KEYS_SAMPLED = 1000
 PLACE = ("batch", "partition", "number", "byte")

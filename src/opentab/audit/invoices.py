@@ -26,8 +26,8 @@ from opentab.audit.due import due_positions
 from opentab.audit.lateness import Mark
 from opentab.audit.rounding import half_even_sql, minor_micros
 from opentab.audit.rows import to_table
-from opentab.money import format_micros, format_minor
-from opentab.records import INVOICE, BatchRecord
+from opentab.core.money import format_micros, format_minor
+from opentab.core.records import INVOICE, BatchRecord
 
 LINES_SHOWN_MAX = 3  # of one invoice
 ROW = pa.schema([pa.field("period", pa.string()), *INVOICE])

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opentab.audit.raw import RawLog, open_raw
-from opentab.config import Home
-from opentab.errors import ConfigError, LogError
-from opentab.records import BatchRecord, Start
+from opentab.core.errors import ConfigError, LogError
+from opentab.core.records import BatchRecord, Start
+from opentab.runtime.config import Home
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from opentab.audit.clock import Lapse, recalled_us
 from opentab.audit.rows import FETCH_ROWS, fetched, to_table
-from opentab.events import Reason
+from opentab.core.events import Reason
 
 LOG_ORDER = "batch, arrived_us, partition, number, byte"
 UNCOUNTED_SCHEMA = pa.schema([("row", pa.int64()), ("reason", pa.string()), ("first_batch", pa.int64())])

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from opentab.audit.wire import NotJsonError, Number, read
-from opentab.config import Home
-from opentab.errors import LogError, SegmentDamaged
+from opentab.core.errors import LogError, SegmentDamaged
+from opentab.runtime.config import Home
 
 MAGIC = b"opentab-segment 1 "
 HEADER_BYTES_MAX = 4096

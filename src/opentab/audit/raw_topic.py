@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollectio
 from confluent_kafka.admin import AdminClient
 
 from opentab.audit.raw import RawLines
-from opentab.errors import LogError
-from opentab.kafka import KafkaSettings, silent_logger
+from opentab.core.errors import LogError
+from opentab.runtime.kafka import KafkaSettings, silent_logger
 
 PIECE_MESSAGES = 50_000
 CONSUME_MESSAGES = 1_000

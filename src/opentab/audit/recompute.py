@@ -31,9 +31,9 @@ from opentab.audit.rows import to_table
 from opentab.audit.shapes import Shape, select_counted, shape_of
 from opentab.audit.trusted import trust_ids
 from opentab.audit.wire import Counted, decide, is_input
-from opentab.errors import LogError
-from opentab.events import Reason, Rules
-from opentab.records import BatchRecord, ClockRestart
+from opentab.core.errors import LogError
+from opentab.core.events import Reason, Rules
+from opentab.core.records import BatchRecord, ClockRestart
 
 GROUP_BYTES_MAX = 64 * 1024 * 1024
 GROUP_SLICES_MAX = 4096

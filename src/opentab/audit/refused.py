@@ -15,8 +15,8 @@ from opentab.audit.facts import Recomputed
 from opentab.audit.logs import Logs
 from opentab.audit.raw import RawLog
 from opentab.audit.rows import fetched, to_table
-from opentab.errors import LogError
-from opentab.records import BatchRecord
+from opentab.core.errors import LogError
+from opentab.core.records import BatchRecord
 
 REFUSED_SCHEMA = pa.schema(
     [

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from opentab.audit.wire import MARK, SPACE, TEXT, TOKEN, WORD, NotJsonError, read
-from opentab.events import CUSTOMER_BYTES_MAX, Rules
+from opentab.core.events import CUSTOMER_BYTES_MAX, Rules
 
 LINE_BYTES_MAX = 4096  # a longer line teaches no shape
 TEXT_PATTERN = r'[^"\\\x00-\x1f]*'

@@ -20,10 +20,10 @@ from opentab.audit.recompute import days_in
 from opentab.audit.rounding import half_even, minor_micros
 from opentab.audit.verify import Journal
 from opentab.audit.wire import Counted, decide
-from opentab.config import Home
-from opentab.errors import InputError
-from opentab.events import REASONS_BY_OTHERS
-from opentab.records import BatchRecord
+from opentab.core.errors import InputError
+from opentab.core.events import REASONS_BY_OTHERS
+from opentab.core.records import BatchRecord
+from opentab.runtime.config import Home
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 from opentab.audit.ids import PLACE, key_of
 from opentab.audit.logs import Logs
 from opentab.audit.rows import fetched, to_table
-from opentab.events import Reason
+from opentab.core.events import Reason
 
 HASHED_SCHEMA = pa.schema(
     [

@@ -25,9 +25,9 @@ from opentab.audit.lateness import Mark
 from opentab.audit.logs import Logs, open_logs
 from opentab.audit.recompute import Progress, recompute
 from opentab.audit.trusted import in_gone, trust_rows
-from opentab.config import Home
-from opentab.money import format_micros
-from opentab.records import BatchRecord, PartitionState
+from opentab.core.money import format_micros
+from opentab.core.records import BatchRecord, PartitionState
+from opentab.runtime.config import Home
 
 MEMORY_LIMIT = "1GB"
 

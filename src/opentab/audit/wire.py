@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from opentab.audit.days import DAY_US, EPOCH_ORDINAL, SECOND_US, Days
-from opentab.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Reason, Rules
+from opentab.core.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Reason, Rules
 
 WHITE = b" \t\r\n"
 # White space, then a mark, a text, a number or a word. Possessive: a token never gives back.

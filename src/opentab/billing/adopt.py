@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from opentab.billing.job import Job
-from opentab.billing.lock import Claim, HomeLock
+from opentab.billing.bill import Job
+from opentab.billing.pipeline_lock import Claim, HomeLock
 from opentab.billing.source import open_source
-from opentab.config import Home
-from opentab.errors import InputError, OpentabError
-from opentab.ledger.files import new_run
+from opentab.core.errors import InputError, OpentabError
+from opentab.core.periods import to_us
 from opentab.ledger.journal import Journal
 from opentab.log import open_log
-from opentab.periods import to_us
+from opentab.runtime.config import Home
+from opentab.tables.files import new_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from opentab.billing.run import Pipeline, Progress
 from opentab.billing.session import settings_of
 from opentab.billing.source import Source
-from opentab.config import Home, load
-from opentab.spark_inside import check_spark
+from opentab.runtime.config import Home, load
+from opentab.runtime.spark_inside import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

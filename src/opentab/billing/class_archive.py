@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from opentab.java import Java, find_java
-from opentab.spark_inside import pyspark_version
+from opentab.runtime.java import Java, find_java
+from opentab.runtime.spark_inside import pyspark_version
 
 BUILD_SECONDS_MAX = 180
 # Two months, so that one of them is closed.

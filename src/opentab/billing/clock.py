@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opentab import crash
-from opentab.billing.job import AHEAD_MAX_US, Job
-from opentab.billing.lock import Claim, HomeLock
+from opentab.billing.bill import AHEAD_MAX_US, Job
 from opentab.billing.log_check import join_log
+from opentab.billing.pipeline_lock import Claim, HomeLock
 from opentab.billing.source import open_source
-from opentab.config import Home
-from opentab.ledger.arrivals import trusted_us
-from opentab.ledger.files import new_run
+from opentab.core.periods import to_us
+from opentab.core.records import ClockRestart
 from opentab.ledger.journal import Journal
 from opentab.log import open_log
+from opentab.log.arrivals import trusted_us
 from opentab.log.clock import Restart, mismatch, read_restart, restart_place, write_restart
 from opentab.log.directory import Clock, wall_clock
-from opentab.periods import to_us
-from opentab.records import ClockRestart
+from opentab.runtime import crash
+from opentab.runtime.config import Home
+from opentab.tables.files import new_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import zipimport
 from contextlib import suppress
 from typing import BinaryIO
 
-from opentab.memory import keep_memory, keep_modules
-from opentab.spark_inside import Main, wrap_worker
+from opentab.runtime.memory import keep_memory, keep_modules
+from opentab.runtime.spark_inside import Main, wrap_worker
 
 # Before each task a worker forgets what Python knows of its paths. Of a zip it would read the whole directory again,
 # and every jar among them is one: a sixth of a second a task and more, for files that never change.

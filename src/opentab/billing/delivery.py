@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.core.errors import OpentabError
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
-from opentab.ledger.trouble import reading
+from opentab.runtime.config import Home
 from opentab.sinks.files import export_missing
 from opentab.sinks.rejections import DeadLetters, dead_letters
+from opentab.tables.error_text import reading
 
 LOOK_SECONDS = 10.0  # how soon a folder that was moved away is filled again
 RETRY_SECONDS_MAX = 60.0

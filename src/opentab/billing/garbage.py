@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from opentab.heartbeat import DRIVER, Collecting
+from opentab.runtime.heartbeat import DRIVER, Collecting
 
 LOOK_SECONDS = 5.0
 WINDOW_SECONDS = 60.0

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from opentab.billing.source import Source, open_source
-from opentab.config import Home
-from opentab.errors import HomeMismatch, LogMismatch, OpentabError
+from opentab.core.errors import HomeMismatch, LogMismatch, OpentabError
+from opentab.core.records import Spot
 from opentab.ledger.journal import Journal
-from opentab.ledger.table import news_of
 from opentab.log import Appends, open_log, open_producer
 from opentab.log.directory import Clock, wall_clock
-from opentab.records import Spot
+from opentab.runtime.config import Home
+from opentab.tables.table import news_of
 
 LOOK_SECONDS = 2.0  # how often a producer looks whether the ledger has moved to another log
 WAIT_SECONDS = 2.0  # how long an append waits for a ledger that does not answer

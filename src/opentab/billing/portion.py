@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import pyarrow as pa
 
-from opentab.billing.across import Repeats, Shared, settle
+from opentab.billing.cross_task import Repeats, Shared, settle
 from opentab.billing.source import Offsets, Ranges, ReadRows, Source
 from opentab.billing.task import REPORT_COLUMN, REPORT_SCHEMA, Order, Report, bill_chunks, joined, packed, unpacked
-from opentab.errors import LedgerBug, TasksFailed
+from opentab.core.errors import LedgerBug, TasksFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from opentab.billing.bill import Job
 from opentab.billing.delivery import Delivery, deliver, publish_rejections
 from opentab.billing.garbage import GarbageWatch, executors_url
-from opentab.billing.job import Job
-from opentab.billing.lock import Claim, HomeLock
 from opentab.billing.log_check import join_log
+from opentab.billing.pipeline_lock import Claim, HomeLock
 from opentab.billing.session import cancel_jobs, open_session, warm_workers
 from opentab.billing.source import NOWHERE, Offsets, Source, open_source
 from opentab.billing.stream import Stream
@@ -27,18 +27,18 @@ from opentab.billing.watchdog import Watchdog
 from opentab.closing.closer import Closer
 from opentab.closing.closing import Issued
 from opentab.closing.spark_engine import SparkEngine
-from opentab.config import Home
-from opentab.diagnosis import LATE_MS
-from opentab.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, TasksFailed, means_disk_full
-from opentab.heartbeat import Heartbeat, Work, write_heartbeat
-from opentab.ledger.files import new_run
+from opentab.core.errors import DiskFull, Fenced, LogError, LogUnreachable, OpentabError, TasksFailed, means_disk_full
+from opentab.core.periods import to_us
+from opentab.core.records import BatchRecord
+from opentab.ledger.diagnosis import LATE_MS
 from opentab.ledger.journal import Journal, fenced
 from opentab.ledger.repair import recover
 from opentab.log.directory import Clock, wall_clock
-from opentab.periods import to_us
-from opentab.records import BatchRecord
+from opentab.runtime.config import Home
+from opentab.runtime.heartbeat import Heartbeat, Work, write_heartbeat
+from opentab.runtime.spark_inside import is_stopped
 from opentab.sinks.rejections import dead_letters
-from opentab.spark_inside import is_stopped
+from opentab.tables.files import new_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

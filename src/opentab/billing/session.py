@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from opentab.billing.class_archive import jvm_option
-from opentab.billing.form import BLOCK_LINES
-from opentab.config import Home
-from opentab.errors import MachineError
-from opentab.java import find_java
-from opentab.spark_inside import (
+from opentab.core.errors import MachineError
+from opentab.runtime.config import Home
+from opentab.runtime.java import find_java
+from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
     check_connector,
     check_spark,
@@ -27,6 +26,7 @@ from opentab.spark_inside import (
     pyspark_version,
     silence_accumulators,
 )
+from opentab.wire.template import BLOCK_LINES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

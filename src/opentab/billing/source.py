@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab.billing.chunk import Chunk, MessageChunk
-from opentab.config import Home
-from opentab.errors import LogMismatch
+from opentab.core.errors import LogMismatch
+from opentab.core.records import ClockRestart
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
-from opentab.records import ClockRestart
-from opentab.texts import Texts
+from opentab.log.line_block import Chunk, MessageChunk
+from opentab.runtime.config import Home
+from opentab.wire.byte_columns import Texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,9 +155,9 @@ def open_source(home: Home, *, accept_loss: bool = False) -> Source:
     """The source that the home's settings name."""
     topic = open_topic(home)
     if topic is not None:
-        from opentab.billing.messages import TopicSource
+        from opentab.billing.kafka_source import TopicSource
 
         return TopicSource(topic, home, accept_loss=accept_loss)
-    from opentab.billing.segments import DirectorySource
+    from opentab.billing.directory_source import DirectorySource
 
     return DirectorySource(DirectoryLog(home.log_path), home)

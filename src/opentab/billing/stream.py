@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from opentab.billing.job import HeldBack, Job
+from opentab.billing.bill import HeldBack, Job
 from opentab.billing.portion import SparkPortion, ranges_between, without_billed, without_held
 from opentab.billing.session import cancel_jobs
 from opentab.billing.source import NOWHERE, Offsets, Ranges
-from opentab.errors import TasksFailed
-from opentab.records import BatchRecord
-from opentab.spark_inside import batch_end
+from opentab.core.errors import TasksFailed
+from opentab.core.records import BatchRecord
+from opentab.runtime.spark_inside import batch_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

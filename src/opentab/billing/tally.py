@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from opentab.billing.decode import Decoded
-from opentab.periods import Int64s
-from opentab.records import ENTRY, with_dictionaries
+from opentab.core.periods import Int64s
+from opentab.core.records import ENTRY, with_dictionaries
+from opentab.wire.decode import Decoded
 
 INT64_MAX = 2**63 - 1
 _ENTRY = with_dictionaries(ENTRY, ["type"])

@@ -17,22 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opentab.billing.asked import Asked, asking_of, seen_run, verdicts_of
-from opentab.billing.chunk import Chunk
-from opentab.billing.decode import Decoded, decode
-from opentab.billing.exact import Refusal
-from opentab.billing.form import BLOCK_LINES
-from opentab.billing.once import settle
 from opentab.billing.tally import exact_sum, tally
-from opentab.events import Rules
-from opentab.ledger.files import StagedFile, read_table, stage
-from opentab.ledger.runs import Runs
-from opentab.ledger.seen import Run, stage_run
-from opentab.memory import CollectorClock, keep_modules
-from opentab.periods import INSTANT_MIN_US, Calendar, Int64s
-from opentab.place import Place
-from opentab.records import ENTRY, REJECTION, ClockRestart
-from opentab.texts import Texts
+from opentab.core.events import Rules
+from opentab.core.periods import INSTANT_MIN_US, Calendar, Int64s
+from opentab.core.records import ENTRY, REJECTION, ClockRestart
+from opentab.dedupe.columns import Asked, asking_of, seen_run, verdicts_of
+from opentab.dedupe.index import Runs
+from opentab.dedupe.rule import settle
+from opentab.dedupe.sorted_runs import Run, stage_run
+from opentab.log.line_block import Chunk
+from opentab.runtime.memory import CollectorClock, keep_modules
+from opentab.runtime.storage import Place
+from opentab.tables.files import StagedFile, read_table, stage
+from opentab.wire.byte_columns import Texts
+from opentab.wire.decode import Decoded, decode
+from opentab.wire.reference import Refusal
+from opentab.wire.template import BLOCK_LINES
 
 REPORT_COLUMN = "report"
 REPORT_SCHEMA = f"{REPORT_COLUMN} binary"

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from opentab.closing.closer import Closer
-from opentab.config import Home
-from opentab.errors import OpentabError
+from opentab.core.errors import OpentabError
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
-from opentab.ledger.trouble import reading
+from opentab.runtime.config import Home
+from opentab.tables.error_text import reading
 
 SWEEP_SECONDS = 600
 RETRY_SECONDS = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from opentab.config import Home
-from opentab.errors import TasksFailed
+from opentab.core.errors import TasksFailed
+from opentab.runtime.config import Home
 
 if TYPE_CHECKING:
     from opentab.billing.stream import Stream

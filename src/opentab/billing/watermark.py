@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from opentab.events import UNBOUNDED_US, Rules
-from opentab.periods import INSTANT_MIN_US
-from opentab.records import BatchRecord, PartitionState
+from opentab.core.events import UNBOUNDED_US, Rules
+from opentab.core.periods import INSTANT_MIN_US
+from opentab.core.records import BatchRecord, PartitionState
 
 
 def partitions_after(

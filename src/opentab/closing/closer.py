@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from opentab.closing.closing import Closing, Issued, close_round, rehearse
 from opentab.closing.schedule import rounds
-from opentab.config import Home
-from opentab.errors import Fenced, LedgerError
+from opentab.core.errors import Fenced, LedgerError
 from opentab.ledger.engine import OpenEngine, open_local
 from opentab.ledger.invoices import Invoices, fenced
 from opentab.ledger.journal import Journal
+from opentab.runtime.config import Home
 
 
 class Closer:

@@ -17,21 +17,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab import crash
 from opentab.closing.schedule import Round
-from opentab.errors import FileDamaged, LedgerError
+from opentab.core.errors import FileDamaged, LedgerError
+from opentab.core.periods import Calendar, Period, month_number, to_us
+from opentab.core.records import BALANCE, ENTRY
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_MONTH, PERIOD_OF_MONTH, register
-from opentab.ledger.damage import damage_behind
+from opentab.ledger.billed_in import OWN_MONTH, PERIOD_OF_MONTH, register
 from opentab.ledger.engine import CUT, Engine, LocalEngine, OpenEngine
-from opentab.ledger.files import LedgerFile, StagedFile, stage
+from opentab.ledger.invoice_lines import DUE, DUE_ORDER, FIRST, INVOICE_OF_PERIOD, invoices_of, priced
 from opentab.ledger.invoices import Invoices
-from opentab.ledger.issue import DUE, DUE_ORDER, FIRST, INVOICE_OF_PERIOD, invoices_of, priced
 from opentab.ledger.journal import Journal
-from opentab.ledger.trouble import unwritable
-from opentab.periods import Calendar, Period, month_number, to_us
-from opentab.place import Place
-from opentab.records import BALANCE, ENTRY
+from opentab.runtime import crash
+from opentab.runtime.storage import Place
+from opentab.tables.damage import damage_behind
+from opentab.tables.error_text import unwritable
+from opentab.tables.files import LedgerFile, StagedFile, stage
 
 NO_PERIOD = "0001-01"
 PART_ROWS = 500_000  # about how many entries and balances become one file of invoices

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from opentab.periods import Calendar, Period, next_period
-from opentab.records import BatchRecord
+from opentab.core.periods import Calendar, Period, next_period
+from opentab.core.records import BatchRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from opentab.errors import DiskFull, LedgerBug, QueryFailed, means_disk_full
+from opentab.core.errors import DiskFull, LedgerBug, QueryFailed, means_disk_full
 from opentab.ledger.engine import Task
-from opentab.ledger.files import LedgerFile, read_batches
-from opentab.place import Place
-from opentab.spark_inside import reason_of, told_by_task
+from opentab.runtime.spark_inside import reason_of, told_by_task
+from opentab.runtime.storage import Place
+from opentab.tables.files import LedgerFile, read_batches
 
 POOL = "closing"  # of its own: the stream's tasks take turns with ours instead of waiting for all of them
 PARTITION_ROWS = 500_000  # of a shuffle, where it needs more partitions than there are cores

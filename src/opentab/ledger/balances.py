@@ -17,14 +17,18 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from opentab import crash
-from opentab.errors import LedgerBug
-from opentab.ledger.billed import register, status_of
+from opentab.core.errors import LedgerBug
+from opentab.core.periods import Calendar, Period
+from opentab.core.records import BALANCE
+from opentab.ledger.billed_in import register, status_of
 from opentab.ledger.engine import CHUNK_ROWS, CUT, Engine, LocalEngine, OpenEngine, open_local
-from opentab.ledger.files import LedgerFile, StagedFile, damaged, dataset_of, facts_of, stage
 from opentab.ledger.journal import Journal
-from opentab.ledger.listing import check_list, damaged_log, live_files
-from opentab.ledger.table import (
+from opentab.runtime import crash
+from opentab.runtime.storage import Place
+from opentab.tables.error_text import unreadable, unwritable
+from opentab.tables.files import LedgerFile, StagedFile, damaged, dataset_of, facts_of, stage
+from opentab.tables.listing import check_list, damaged_log, live_files
+from opentab.tables.table import (
     WEEK_KEEPING,
     add_action,
     check_version,
@@ -35,10 +39,6 @@ from opentab.ledger.table import (
     tidy_log,
     write_actions,
 )
-from opentab.ledger.trouble import unreadable, unwritable
-from opentab.periods import Calendar, Period
-from opentab.place import Place
-from opentab.records import BALANCE
 
 Sums = Mapping[Period, tuple[int, int]]  # events and micros by period
 

@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opentab.ledger.files import LedgerFile, dataset_of
-from opentab.place import Place
+from opentab.runtime.storage import Place
+from opentab.tables.files import LedgerFile, dataset_of
 
 MEMORY_LIMIT = "1GB"  # the rest goes to the disk
 CHUNK_ROWS = 1_000_000

@@ -15,11 +15,14 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from opentab.errors import Fenced
-from opentab.ledger.files import LedgerFile, StagedFile, dataset_of
-from opentab.ledger.issue import INVOICE_OF_PERIOD
-from opentab.ledger.listing import check_list, damaged_log, live_files
-from opentab.ledger.table import (
+from opentab.core.errors import Fenced
+from opentab.core.periods import Period
+from opentab.ledger.invoice_lines import INVOICE_OF_PERIOD
+from opentab.runtime.storage import Place
+from opentab.tables.error_text import unreadable, unwritable
+from opentab.tables.files import LedgerFile, StagedFile, dataset_of
+from opentab.tables.listing import check_list, damaged_log, live_files
+from opentab.tables.table import (
     WEEK_KEEPING,
     add_action,
     check_version,
@@ -30,9 +33,6 @@ from opentab.ledger.table import (
     tidy_log,
     write_actions,
 )
-from opentab.ledger.trouble import unreadable, unwritable
-from opentab.periods import Period
-from opentab.place import Place
 
 APP = "opentab-invoices"
 ID_APP = "opentab-invoices-id"  # its number is a checksum of the table's id

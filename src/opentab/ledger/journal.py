@@ -22,15 +22,18 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from opentab import crash
-from opentab.errors import Fenced, HomeMismatch, JournalGap, LedgerError
+from opentab.core.errors import Fenced, HomeMismatch, JournalGap, LedgerError
+from opentab.core.records import BATCH, DID_NOT_COUNT, KINDS, BatchRecord
+from opentab.dedupe.index import Runs
+from opentab.dedupe.sorted_runs import Run, merged_runs, tiers_to_merge
 from opentab.ledger.engine import OpenEngine, open_local
-from opentab.ledger.files import LedgerFile, StagedFile, dataset_of, read_table, stage
-from opentab.ledger.listing import check_list, damaged_log, live_files
-from opentab.ledger.runs import Runs
-from opentab.ledger.seen import Run, merged_runs, tiers_to_merge
 from opentab.ledger.sums import check_batches, sums_of
-from opentab.ledger.table import (
+from opentab.runtime import crash
+from opentab.runtime.storage import Place
+from opentab.tables.error_text import unreadable, unwritable
+from opentab.tables.files import LedgerFile, StagedFile, dataset_of, read_table, stage
+from opentab.tables.listing import check_list, damaged_log, live_files
+from opentab.tables.table import (
     JOURNAL_KEEPING,
     add_action,
     check_version,
@@ -43,9 +46,6 @@ from opentab.ledger.table import (
     tidy_log,
     write_actions,
 )
-from opentab.ledger.trouble import unreadable, unwritable
-from opentab.place import Place
-from opentab.records import BATCH, DID_NOT_COUNT, KINDS, BatchRecord
 
 JOURNAL_APP = "opentab-journal"
 COMPACTION_APP = "opentab-compaction"

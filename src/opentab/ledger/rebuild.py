@@ -20,17 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opentab.disk import sync
-from opentab.errors import LedgerError
-from opentab.ledger.delta_log import LOG_NAME, DeltaLog
-from opentab.ledger.files import StagedFile, new_run
+from opentab.core.errors import LedgerError
+from opentab.core.records import SEEN, BatchRecord
+from opentab.dedupe.sorted_runs import sorted_run, stage_run
 from opentab.ledger.invoices import APP as INVOICES_APP
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import JOURNAL_APP, Journal
-from opentab.ledger.seen import sorted_run, stage_run
-from opentab.ledger.table import add_action, open_table, write_actions
-from opentab.place import Place
-from opentab.records import SEEN, BatchRecord
+from opentab.runtime.disk import sync
+from opentab.runtime.storage import Place
+from opentab.tables.delta_log import LOG_NAME, DeltaLog
+from opentab.tables.files import StagedFile, new_run
+from opentab.tables.table import add_action, open_table, write_actions
 
 CHOICES_MAX = 14  # files of one batch that are tried in every combination
 

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from opentab.errors import LogError
-from opentab.keys import key_of
-from opentab.ledger.arrivals import NEVER_US, remembered_us
-from opentab.ledger.billed import billed_months, months_of_days
+from opentab.core.errors import LogError
+from opentab.core.money import format_micros
+from opentab.core.periods import Calendar, Period, day_of_number, period_of_month
+from opentab.core.records import BatchRecord, Spot
+from opentab.dedupe.lookup import Remembered
+from opentab.ledger.billed_in import billed_months, months_of_days
 from opentab.ledger.journal import Journal
-from opentab.ledger.remembered import Remembered
-from opentab.money import format_micros
-from opentab.periods import Calendar, Period, day_of_number, period_of_month
-from opentab.records import BatchRecord, Spot
+from opentab.log.arrivals import NEVER_US, remembered_us
+from opentab.wire.hashing import key_of
 
 REJECTIONS_MAX = 100  # the newest ones that a receipt lists
 RECORDS_MAX = 1_000

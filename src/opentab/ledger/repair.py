@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from opentab.disk import sync
-from opentab.errors import LedgerError
-from opentab.ledger.delta_log import CommitDamaged, CommitsLost, DeltaLog
-from opentab.ledger.listing import damaged_log
+from opentab.core.errors import LedgerError
 from opentab.ledger.rebuild import rebuild_invoices, rebuild_journal
-from opentab.place import Place
+from opentab.runtime.disk import sync
+from opentab.runtime.storage import Place
+from opentab.tables.delta_log import CommitDamaged, CommitsLost, DeltaLog
+from opentab.tables.listing import damaged_log
 
 TABLES = ("journal", "invoices", "balances")
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from opentab.ledger.billed import billed_months, months_of_days
+from opentab.core.periods import Calendar, month_number
+from opentab.core.records import BatchRecord
+from opentab.ledger.billed_in import billed_months, months_of_days
 from opentab.ledger.journal import Journal
-from opentab.periods import Calendar, month_number
-from opentab.records import BatchRecord
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from opentab.errors import FileDamaged
-from opentab.records import BatchRecord
+from opentab.core.errors import FileDamaged
+from opentab.core.records import BatchRecord
 
 
 class BatchSums(NamedTuple):

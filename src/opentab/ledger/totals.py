@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 
+from opentab.core.money import format_micros
+from opentab.core.periods import Calendar, format_us
+from opentab.core.records import BatchRecord
 from opentab.ledger import balances
-from opentab.ledger.billed import OWN_PERIOD, status_of
+from opentab.ledger.billed_in import OWN_PERIOD, status_of
 from opentab.ledger.engine import LocalEngine, connect
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import used
-from opentab.money import format_micros
-from opentab.periods import Calendar, format_us
-from opentab.records import BatchRecord
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
+from opentab.core.money import format_micros
 from opentab.ledger.engine import connect
 from opentab.ledger.journal import Journal
-from opentab.money import format_micros
 
 GROUPS = ("day", "type")
 

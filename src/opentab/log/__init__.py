@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from opentab.config import Home
+from opentab.core.records import Spot
 from opentab.log.clock import read_restart, restart_place
 from opentab.log.directory import PARTITION_DEFAULT, Clock, DirectoryLog, Producer, wall_clock
 from opentab.log.segment import Segment, SegmentHeader, read_segment
-from opentab.records import Spot
+from opentab.runtime.config import Home
 
 if TYPE_CHECKING:
     from opentab.log.topic import Topic

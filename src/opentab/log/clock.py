@@ -11,10 +11,10 @@ from datetime import timedelta
 
 import msgspec
 
-from opentab.config import Home
-from opentab.errors import ClockMismatch
-from opentab.periods import format_us
-from opentab.place import Place
+from opentab.core.errors import ClockMismatch
+from opentab.core.periods import format_us
+from opentab.runtime.config import Home
+from opentab.runtime.storage import Place
 
 NAME = "clock.json"
 AHEAD_MAX_US = 60_000_000  # clocks of several machines differ by less

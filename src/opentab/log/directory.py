@@ -26,14 +26,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
 
-from opentab.disk import make_directories, sync
-from opentab.errors import DiskFull, InputError, LogError, means_disk_full
+from opentab.core.errors import DiskFull, InputError, LogError, means_disk_full
+from opentab.core.periods import to_us
+from opentab.core.records import Spot
 from opentab.log.clock import NAME as RESTART_NAME
 from opentab.log.clock import mismatch, read_restart
 from opentab.log.segment import Segment, SegmentHeader, encode_header, read_header, read_segment
-from opentab.periods import to_us
-from opentab.place import Place
-from opentab.records import Spot
+from opentab.runtime.disk import make_directories, sync
+from opentab.runtime.storage import Place
 
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 SEGMENT_LINES_MAX = 65_536

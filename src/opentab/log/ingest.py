@@ -7,7 +7,7 @@ import select
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from opentab.errors import InputError
+from opentab.core.errors import InputError
 from opentab.log import Appends
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 

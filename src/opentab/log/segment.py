@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from opentab.errors import SegmentDamaged
+from opentab.core.errors import SegmentDamaged
 
 MAGIC = b"opentab-segment 1 "
 HEADER_BYTES_MAX = 4096

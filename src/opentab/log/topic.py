@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from opentab.errors import LogError, LogUnreachable
-from opentab.kafka import KafkaSettings, silent_logger
+from opentab.core.errors import LogError, LogUnreachable
+from opentab.runtime.kafka import KafkaSettings, silent_logger
 
 TIMEOUT_SECONDS = 5.0
 READ_SECONDS_MAX = 30.0

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from opentab.errors import ClockMismatch, InputError, LogUnreachable
-from opentab.kafka import KafkaSettings, silent_logger
+from opentab.core.errors import ClockMismatch, InputError, LogUnreachable
+from opentab.core.records import Spot
 from opentab.log.clock import Restart, mismatch
 from opentab.log.topic import Topic
-from opentab.records import Spot
+from opentab.runtime.kafka import KafkaSettings, silent_logger
 
 DELIVERY_SECONDS = 30
 WAITING_MESSAGES_MAX = 500_000

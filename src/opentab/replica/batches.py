@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from opentab.records import BatchRecord, TaskTimes
+from opentab.core.records import BatchRecord, TaskTimes
 from opentab.replica.store import Change, Snapshot
 
 BATCHES_MAX = 1_000

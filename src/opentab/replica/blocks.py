@@ -31,11 +31,11 @@ import pyarrow.compute as pc
 
 from opentab.replica import row
 from opentab.replica.checksum import CHECKSUM_BYTES, RESIDUE, damaged, sealed
-from opentab.replica.names import Listed, evenly, merge
+from opentab.replica.name_order import Listed, evenly, merge
 from opentab.replica.row import Checksums, Rows
 from opentab.replica.store import BLOCKS, KEY_BYTES_MAX, Buffer, Change, Snapshot
 from opentab.replica.wide import micros_of
-from opentab.texts import Texts
+from opentab.wire.byte_columns import Texts
 
 TABLE = BLOCKS
 BLOCK = 128  # customers, when one is cut

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from opentab.errors import ReplicaDamaged
+from opentab.core.errors import ReplicaDamaged
 
 CHECKSUM_BYTES = 4
 # The CRC-32 of any bytes that their own CRC-32 follows. To compare with it is one call, without a copy.

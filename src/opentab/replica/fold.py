@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from opentab.errors import ReplicaMismatch
-from opentab.ledger.billed import different, months_of_days
+from opentab.core.errors import ReplicaMismatch
+from opentab.core.periods import Period, day_of_number, period_of_month
+from opentab.core.records import BatchRecord
+from opentab.ledger.billed_in import different, months_of_days
 from opentab.ledger.rows import Ints, Rows
 from opentab.ledger.sums import BatchSums, check_batches
-from opentab.periods import Period, day_of_number, period_of_month
-from opentab.records import BatchRecord
 from opentab.replica import blocks, row
-from opentab.replica.names import Listed, Names, in_order
+from opentab.replica.name_order import Listed, Names, in_order
 from opentab.replica.store import SEPARATOR, SUMMED, Change
-from opentab.replica.tops import Tops, found_anew, take_in, too_few
+from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
 from opentab.replica.wide import Cells, Sums, Words, are_narrow, micros_of, sum_micros
 
 CUSTOMERS_AT_A_TIME = 12_500  # their rows fit into a processor's cache

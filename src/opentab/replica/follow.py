@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from opentab import config
-from opentab.config import Home
-from opentab.errors import OpentabError, ReplicaDamaged
-from opentab.ledger.table import news_of
-from opentab.ledger.trouble import reading
-from opentab.memory import keep_memory, keep_modules
+from opentab.core.errors import OpentabError, ReplicaDamaged
+from opentab.replica.flags import clear_trouble, write_trouble
 from opentab.replica.follower import Follower
 from opentab.replica.presence import tell
-from opentab.replica.trouble import clear_trouble, write_trouble
+from opentab.runtime import config
+from opentab.runtime.config import Home
+from opentab.runtime.memory import keep_memory, keep_modules
+from opentab.tables.error_text import reading
+from opentab.tables.table import news_of
 
 POLL_SECONDS = 0.02
 TELL_SECONDS = 1.0

@@ -16,26 +16,26 @@ from typing import TypeVar
 
 import msgspec
 
-from opentab import crash
-from opentab.config import Home
-from opentab.errors import ReplicaDamaged
+from opentab.core.errors import ReplicaDamaged
+from opentab.core.periods import Period, month_number, period_of_month
+from opentab.core.records import BatchRecord
 from opentab.ledger import balances
-from opentab.ledger.billed import last_final_period
+from opentab.ledger.billed_in import last_final_period
 from opentab.ledger.engine import connect
+from opentab.ledger.invoice_json import read_statement, statement_texts
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rows import balance_rows, journal_rows
-from opentab.ledger.statement import read_statement, statement_texts
-from opentab.ledger.table import news_of
-from opentab.periods import Period, month_number, period_of_month
-from opentab.records import BatchRecord
 from opentab.replica import blocks, store
 from opentab.replica.batches import keep_batches
-from opentab.replica.facts import Facts, facts_of, issued
+from opentab.replica.flags import clear_damage, reported_damage
 from opentab.replica.fold import Fold, Tally, check_all
+from opentab.replica.period_statistics import Facts, facts_of, issued
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
-from opentab.replica.trouble import clear_damage, reported_damage
 from opentab.replica.wide import read_cell, sum_micros
+from opentab.runtime import crash
+from opentab.runtime.config import Home
+from opentab.tables.table import news_of
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
 PIECE_ROWS = 2_000_000  # of them at a time in memory

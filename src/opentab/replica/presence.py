@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from opentab.place import Place
+from opentab.runtime.storage import Place
 
 FORGOTTEN_US = 10 * 60 * 1_000_000  # who has been silent for so long is no longer counted
 SUFFIX = ".json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from opentab.errors import ReplicaDamaged
+from opentab.core.errors import ReplicaDamaged
 from opentab.replica import blocks
 from opentab.replica.checksum import damaged
 from opentab.replica.store import FORMAT, SUMMED, TABLES, Snapshot, Store

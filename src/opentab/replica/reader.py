@@ -6,9 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-from opentab.errors import ReplicaDamaged, ReplicaError
+from opentab.core.errors import ReplicaDamaged, ReplicaError
+from opentab.replica.flags import report_damage
 from opentab.replica.store import DATA_NAME, Reading, Store
-from opentab.replica.trouble import report_damage
 
 LOOK_SECONDS = 0.5
 REFUSED_SECONDS_MAX = 5.0

@@ -35,9 +35,9 @@ import lmdb
 import msgspec
 import numpy as np
 
-from opentab.errors import DiskFull, ReplicaDamaged, ReplicaError, means_disk_full
+from opentab.core.errors import DiskFull, ReplicaDamaged, ReplicaError, means_disk_full
 from opentab.replica.checksum import damaged, opened, sealed
-from opentab.replica.trouble import report_damage
+from opentab.replica.flags import report_damage
 from opentab.replica.wide import Cells, add
 
 FORMAT = 5

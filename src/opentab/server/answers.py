@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from opentab.ledger.standing import missing, partitions_json
+from opentab.core.money import format_micros, format_minor
+from opentab.core.periods import Period, format_us
+from opentab.ledger.period_status import missing, partitions_json
 from opentab.ledger.totals import Adjustment, Total, total_as_json
-from opentab.money import format_micros, format_minor
-from opentab.periods import Period, format_us
 from opentab.replica import blocks
 from opentab.replica.batches import BatchSummary, last_batches
 from opentab.replica.checksum import damaged
-from opentab.replica.facts import facts_of
+from opentab.replica.period_statistics import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
-from opentab.replica.tops import TOP, Tops
+from opentab.replica.top_customers import TOP, Tops
 from opentab.replica.wide import read_cell
 from opentab.server.archive import Archive
-from opentab.server.moment import Moment
+from opentab.server.position_view import Moment
 
 LIST_MAX = 1_000
 LAST_CLOSED = 3

@@ -11,19 +11,19 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from opentab import __version__
-from opentab.config import Home
 from opentab.replica.reader import Reader
-from opentab.server.book import Book
+from opentab.runtime.config import Home
 from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
-from opentab.server.desk import Desk
+from opentab.server.event_lookup import Book
+from opentab.server.fast_read import HotReads
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
-from opentab.server.hot import HotReads
 from opentab.server.intake import Intake
 from opentab.server.limits import InTime, SmallOnly
 from opentab.server.metrics import Counters, Timed
 from opentab.server.paths import App, RawPaths
 from opentab.server.problem import install
+from opentab.server.queries import Desk
 from opentab.server.revocations import Revocations
 from opentab.server.routes import (
     batches,

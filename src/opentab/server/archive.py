@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from opentab.config import Home
+from opentab.core.periods import Period
 from opentab.ledger.engine import connect
+from opentab.ledger.invoice_json import statement_texts
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import newest_rejections, rejection_as_json
-from opentab.ledger.statement import statement_texts
 from opentab.ledger.totals import Total, customer_totals
-from opentab.periods import Period
+from opentab.runtime.config import Home
 
 RAW_BYTES_MAX = 2_000
 

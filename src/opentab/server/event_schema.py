@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from opentab.config import Home
-from opentab.periods import INSTANT_MIN_US, to_us
+from opentab.core.periods import INSTANT_MIN_US, to_us
+from opentab.runtime.config import Home
 from opentab.server.intake import EVENTS_MAX
 
 AMOUNT = {

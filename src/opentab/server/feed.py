@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import Gauge
 
-from opentab.errors import ReplicaError
+from opentab.core.errors import ReplicaError
 from opentab.replica.reader import Reader
 
 POLL_SECONDS = 0.05

@@ -7,10 +7,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-from opentab.heartbeat import Heartbeat, read_heartbeat
-from opentab.place import Place
 from opentab.replica.presence import Presence, present
-from opentab.server.moment import Moment
+from opentab.runtime.heartbeat import Heartbeat, read_heartbeat
+from opentab.runtime.storage import Place
+from opentab.server.position_view import Moment
 
 LOOK_SECONDS = 0.05
 BUCKET_LOOK_SECONDS = 0.5

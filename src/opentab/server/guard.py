@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-from opentab.errors import LedgerError
+from opentab.core.errors import LedgerError
 from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
 from opentab.server.session import token_in

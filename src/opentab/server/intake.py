@@ -20,15 +20,15 @@ from pathlib import Path
 
 import msgspec
 
-from opentab import crash
-from opentab.billing.exact import Event, judge
 from opentab.billing.log_check import LogCheck
-from opentab.config import Home
+from opentab.core.periods import to_us
+from opentab.core.records import Spot
 from opentab.log import Appends, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
-from opentab.periods import to_us
-from opentab.records import Spot
+from opentab.runtime import crash
+from opentab.runtime.config import Home
 from opentab.server.freshness import Pulse
+from opentab.wire.reference import Event, judge
 
 EVENTS_MAX = 10_000
 BODY_BYTES_MAX = 16 * 2**20

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from opentab.heartbeat import Heartbeat
-from opentab.records import BatchRecord
-from opentab.replica.trouble import Trouble
+from opentab.core.records import BatchRecord
+from opentab.replica.flags import Trouble
+from opentab.runtime.heartbeat import Heartbeat
 from opentab.server.common_files import DIRECTORY_VARIABLE
 from opentab.server.freshness import freshness_of
-from opentab.server.moment import Moment
 from opentab.server.paths import App
-from opentab.sinks.backlog import Backlog
+from opentab.server.position_view import Moment
+from opentab.sinks.delivery_status import Backlog
 
 SECOND_US = 1_000_000
 TELL_SECONDS = 0.2

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from opentab.errors import LedgerError, ReplicaDamaged, ReplicaError
+from opentab.core.errors import LedgerError, ReplicaDamaged, ReplicaError
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from opentab.server.hot import HotReads
+from opentab.server.fast_read import HotReads
 
 UNFINISHED_BYTES_MAX = 64 * 1024  # of a head, or of what comes behind a body; smaller ones are refused with a problem
 UNFINISHED_SECONDS_MAX = 30.0

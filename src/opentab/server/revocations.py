@@ -19,10 +19,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from opentab.disk import make_directories, sync
-from opentab.errors import InputError, LedgerError
-from opentab.ledger.trouble import unwritable
-from opentab.place import Place
+from opentab.core.errors import InputError, LedgerError
+from opentab.runtime.disk import make_directories, sync
+from opentab.runtime.storage import Place
+from opentab.tables.error_text import unwritable
 
 FOLDER = "revoked"
 is_id = re.compile(r"[A-Za-z0-9_-]{1,128}").fullmatch

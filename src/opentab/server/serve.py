@@ -19,8 +19,8 @@ from queue import SimpleQueue
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from opentab.config import Home, is_loopback
-from opentab.errors import ConfigError, InputError
+from opentab.core.errors import ConfigError, InputError
+from opentab.runtime.config import Home, is_loopback
 from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.tokens import read_key
 

@@ -20,8 +20,8 @@ from hashlib import sha256
 
 import jwt
 
-from opentab.config import Home
-from opentab.errors import ConfigError, InputError, LedgerError
+from opentab.core.errors import ConfigError, InputError, LedgerError
+from opentab.runtime.config import Home
 from opentab.server.revocations import Revocations
 
 ALGORITHM = "HS256"

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import uvicorn
 
-from opentab import config
-from opentab.errors import OpentabError
-from opentab.parent import end_with_parent
+from opentab.core.errors import OpentabError
+from opentab.runtime import config
+from opentab.runtime.parent import end_with_parent
 from opentab.server.app import build
 from opentab.server.protocol import Protocol
 

@@ -10,17 +10,17 @@ from itertools import islice
 import duckdb
 import pyarrow as pa
 
-from opentab.config import Home
-from opentab.errors import LedgerError, OpentabError
-from opentab.ledger.damage import damage_behind
+from opentab.core.errors import LedgerError, OpentabError
 from opentab.ledger.engine import connect
-from opentab.ledger.files import first_line
+from opentab.ledger.invoice_json import statement_texts
 from opentab.ledger.invoices import InvoiceFile, Invoices
-from opentab.ledger.statement import statement_texts
-from opentab.ledger.table import news_of
-from opentab.ledger.trouble import reading
+from opentab.runtime.config import Home
 from opentab.sinks.outbox import Outbox, OutboxDamaged
 from opentab.sinks.parcel import Parcel, parcel_of
+from opentab.tables.damage import damage_behind
+from opentab.tables.error_text import reading
+from opentab.tables.files import first_line
+from opentab.tables.table import news_of
 
 TICK_SECONDS = 0.1
 BUCKET_TICK_SECONDS = 0.5  # a look at a bucket is a request that is paid for

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from opentab.config import MICROSECOND, Home
-from opentab.errors import HomeLocked, OpentabError, SinkError
-from opentab.lock import Lock
-from opentab.sinks.backlog import Backlog, read_backlog, write_backlog
+from opentab.core.errors import HomeLocked, OpentabError, SinkError
+from opentab.runtime.config import MICROSECOND, Home
+from opentab.runtime.lock import Lock
 from opentab.sinks.collect import Collector
+from opentab.sinks.delivery_status import Backlog, read_backlog, write_backlog
 from opentab.sinks.http import Outcome, Receiver, Sender, Verdict, receiver_of
 from opentab.sinks.outbox import Failure, Outbox, OutboxDamaged, ParcelDamaged, set_aside
 from opentab.sinks.pace import Pace, pause_of

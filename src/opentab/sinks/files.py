@@ -25,15 +25,15 @@ from pathlib import Path
 
 import duckdb
 
-from opentab import crash
-from opentab.disk import make_directories, sync
-from opentab.errors import LedgerError, SinkError
-from opentab.ledger.damage import damage_behind
+from opentab.core.errors import LedgerError, SinkError
+from opentab.core.periods import Period
 from opentab.ledger.engine import connect
-from opentab.ledger.files import first_line
+from opentab.ledger.invoice_json import lines_sql, statements_sql
 from opentab.ledger.invoices import InvoiceFile, Invoices
-from opentab.ledger.statement import lines_sql, statements_sql
-from opentab.periods import Period
+from opentab.runtime import crash
+from opentab.runtime.disk import make_directories, sync
+from opentab.tables.damage import damage_behind
+from opentab.tables.files import first_line
 
 INVOICE_CSV_COLUMNS = "period, customer, revision, total, currency, previous_total, delta, position, issued_at"
 MEMORY_LIMIT = "512MB"

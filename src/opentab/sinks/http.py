@@ -22,8 +22,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from opentab import __version__
-from opentab.config import Home, is_loopback
-from opentab.errors import ConfigError
+from opentab.core.errors import ConfigError
+from opentab.runtime.config import Home, is_loopback
 from opentab.sinks.parcel import Parcel
 
 KEY_VARIABLE = "OPENTAB_INVOICES_KEY"

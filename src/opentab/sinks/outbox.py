@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from opentab import crash
-from opentab.disk import make_directories
-from opentab.errors import DiskFull, SinkError, means_disk_full
+from opentab.core.errors import DiskFull, SinkError, means_disk_full
+from opentab.runtime import crash
+from opentab.runtime.disk import make_directories
 from opentab.sinks.parcel import Parcel
 
 FORM = 1

@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from opentab.config import Home
-from opentab.disk import sync
-from opentab.kafka import KafkaSettings
 from opentab.ledger.journal import Journal
 from opentab.ledger.rejections import rejection_as_json, rejection_rows
 from opentab.log.topic import Topic
 from opentab.log.topic_producer import Sender
+from opentab.runtime.config import Home
+from opentab.runtime.disk import sync
+from opentab.runtime.kafka import KafkaSettings
 
 
 class DeadLetters:

@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Response
 
 from opentab.replica.batches import BATCHES_MAX
-from opentab.server.asked import conditions_of, sent
-from opentab.server.desk import Conditions, Desk
-from opentab.server.shapes import ANSWER_PROBLEMS, Batches, Overview
+from opentab.server.params import conditions_of, sent
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import ANSWER_PROBLEMS, Batches, Overview
 
 
 def add_routes(api: FastAPI, desk: Desk) -> None:

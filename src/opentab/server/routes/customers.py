@@ -7,19 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Response
 
 from opentab.server.answers import LIST_MAX, Answers
-from opentab.server.asked import (
-    CustomerPart,
-    FirstDay,
-    LastDay,
-    PeriodPart,
-    PeriodQuery,
-    conditions_of,
-    days_of,
-    sent,
-)
-from opentab.server.desk import Conditions, Desk
+from opentab.server.params import CustomerPart, FirstDay, LastDay, PeriodPart, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.paths import name_of
-from opentab.server.shapes import ANSWER_PROBLEMS, Customer, Customers, Total, Usage
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import ANSWER_PROBLEMS, Customer, Customers, Total, Usage
 
 GROUPS = "^((day|type)(,(day|type))*)?$"
 

@@ -10,17 +10,17 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from opentab.errors import OpentabError
-from opentab.ledger.fates import Fate
-from opentab.server.asked import EventPart, body_of, conditions_of, sent
-from opentab.server.book import Book
-from opentab.server.desk import Conditions, Desk
+from opentab.core.errors import OpentabError
+from opentab.ledger.outcomes import Fate
+from opentab.server.event_lookup import Book
 from opentab.server.event_schema import request_body
 from opentab.server.guard import TOKEN_CUSTOMER
 from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, Verdict, split
+from opentab.server.params import EventPart, body_of, conditions_of, sent
 from opentab.server.paths import name_of
 from opentab.server.problem import Problem
-from opentab.server.shapes import EVENT_PROBLEMS, RECEIPT_PROBLEMS, Receipt, Taken
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import EVENT_PROBLEMS, RECEIPT_PROBLEMS, Receipt, Taken
 
 EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
 RETRY = {"retry-after": "5"}

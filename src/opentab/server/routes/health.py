@@ -6,9 +6,9 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from opentab.server.desk import Desk
 from opentab.server.metrics import Counters, exposition
-from opentab.server.shapes import PROBLEM_503, Alive, Ready
+from opentab.server.queries import Desk
+from opentab.server.schemas import PROBLEM_503, Alive, Ready
 
 
 def add_routes(api: FastAPI, desk: Desk, counters: Counters) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Header, Path, Query, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import CustomerPart, PeriodPart, conditions_of, sent
-from opentab.server.desk import Conditions, Desk
-from opentab.server.forms import form_wanted
+from opentab.server.params import CustomerPart, PeriodPart, conditions_of, sent
 from opentab.server.paths import name_of
-from opentab.server.shapes import INVOICE_ANSWERS, Invoice, Invoices
+from opentab.server.queries import Conditions, Desk
+from opentab.server.renderers import form_wanted
+from opentab.server.schemas import INVOICE_ANSWERS, Invoice, Invoices
 
 Format = Annotated[Literal["json", "csv", "html"] | None, Query(description="else the Accept header decides")]
 Accept = Annotated[str | None, Header(include_in_schema=False)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import PeriodPart, conditions_of, sent
-from opentab.server.desk import Conditions, Desk
-from opentab.server.shapes import ANSWER_PROBLEMS, OnePeriod, Periods
+from opentab.server.params import PeriodPart, conditions_of, sent
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import ANSWER_PROBLEMS, OnePeriod, Periods
 
 
 def add_routes(api: FastAPI, desk: Desk) -> None:

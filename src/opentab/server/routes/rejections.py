@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
 
-from opentab.events import Reason
-from opentab.server.asked import conditions_of, sent
-from opentab.server.desk import Conditions, Desk
-from opentab.server.shapes import ANSWER_PROBLEMS, Rejections
+from opentab.core.events import Reason
+from opentab.server.params import conditions_of, sent
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import ANSWER_PROBLEMS, Rejections
 
 SAMPLES_MAX = 100
 

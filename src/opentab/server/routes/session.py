@@ -8,11 +8,11 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from opentab.config import Home
-from opentab.server.asked import body_of
+from opentab.runtime.config import Home
+from opentab.server.params import body_of
 from opentab.server.problem import Problem
+from opentab.server.schemas import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
 from opentab.server.session import cookie_of, no_cookie, token_in
-from opentab.server.shapes import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
 from opentab.server.tokens import Gate, Token, TokenRefused
 
 BODY_BYTES_MAX = 8 * 1024

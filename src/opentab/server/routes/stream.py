@@ -8,14 +8,14 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
-from opentab.events import CUSTOMER_BYTES_MAX
+from opentab.core.events import CUSTOMER_BYTES_MAX
 from opentab.server.answers import Answers
-from opentab.server.asked import POSITION_MAX
-from opentab.server.desk import RETRY, Desk
 from opentab.server.feed import Feed, always
 from opentab.server.guard import TOKEN_ID, TOKEN_IS_GOOD
+from opentab.server.params import POSITION_MAX
 from opentab.server.problem import Problem
-from opentab.server.shapes import STREAM_ANSWERS
+from opentab.server.queries import RETRY, Desk
+from opentab.server.schemas import STREAM_ANSWERS
 
 CUSTOMERS_MAX = 20
 NOBODY: list[str] = []

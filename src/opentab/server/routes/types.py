@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Response
 
 from opentab.server.answers import Answers
-from opentab.server.asked import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, sent
-from opentab.server.desk import Conditions, Desk
+from opentab.server.params import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.paths import name_of
-from opentab.server.shapes import ANSWER_PROBLEMS, Types
+from opentab.server.queries import Conditions, Desk
+from opentab.server.schemas import ANSWER_PROBLEMS, Types
 
 Group = Annotated[str, Query(description="day: one total for each day", pattern="^(day)?$", examples=["day"])]
 

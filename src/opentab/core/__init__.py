@@ -1,0 +1,1 @@
+"""The vocabulary: money, periods, events, what the journal records, and what can go wrong."""

@@ -1,0 +1,199 @@
+"""Rows in the order of their customers' names, without a comparison of texts where eight bytes tell them apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from opentab.core.periods import Int64s
+from opentab.wire.byte_columns import WORD, Bools, Texts, UInt64s
+
+PREFIX_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The different names in the order of their bytes, and the rows in that order."""
+
+    names: pa.Array  # binary
+    rows: Int64s
+    begins: Bools  # whether a row is the first of its name
+
+    @property
+    def name_at(self) -> Int64s:
+        """The place of each row's name."""
+        return np.cumsum(self.begins) - 1
+
+    def where(self, mask: Bools) -> Names:
+        """Some of the rows alone, with the names that those have."""
+        name_at = self.name_at[mask]
+        begins = np.diff(name_at, prepend=-1) > 0
+        return Names(self.names.take(pa.array(name_at[begins])), self.rows[mask], begins)
+
+
+class Listed:
+    """The names of an array of bytes, each made when somebody asks for it: of many, few are asked for."""
+
+    def __init__(self, names: pa.Array) -> None:
+        first, past = names.offset, names.offset + len(names)
+        self._edges = memoryview(names.buffers()[1]).cast("i")[first : past + 1]
+        self._text = memoryview(names.buffers()[2] or b"")
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(self._text[self._edges[index] : self._edges[index + 1]])
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The names of two arrays together, in order, and where those of each stand among them."""
+
+    names: pa.Array
+    known_at: Int64s
+    new_at: Int64s
+
+
+def in_order(customers: pa.Array) -> Names:
+    """Put rows into the order of their customers' names. No name holds a byte 0, unless all of them end in one."""
+    texts = Texts.of_array(customers)
+    prefix = _prefix(texts)
+    word = _word(texts, prefix)
+    rows = order_of(word)
+    word = word[rows]
+    same: Bools = word[1:] == word[:-1]
+    if int(texts.size.max(initial=0)) > prefix + WORD:
+        rows, same = _told_apart(texts, prefix + WORD, rows, same)
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = ~same
+    return Names(_taken(customers, texts, rows[begins]), rows, begins)
+
+
+def merge(known: pa.Array, names: pa.Array) -> Merged:
+    """Put names between those that are known. Each array has different names, in order, that all end in a byte 0."""
+    both = pa.concat_arrays([known, names])
+    if not (len(known) and len(names)):
+        return Merged(both, np.arange(len(known)), np.arange(len(names)))
+    texts = Texts.of_array(both)
+    # What the first and the last begin with, all between them do.
+    prefix = _alike_bytes(min(texts[0], texts[len(known)]), max(texts[len(known) - 1], texts[len(both) - 1]))
+    if int(texts.size.max()) - 1 > prefix + WORD:
+        ordered = in_order(both)
+        at = np.empty(len(both), np.int64)
+        at[ordered.rows] = ordered.name_at
+        return Merged(ordered.names, at[: len(known)], at[len(known) :])
+    word = _word(texts, prefix)
+    before, own = word[: len(known)], word[len(known) :]
+    place = np.searchsorted(before, own)
+    is_new = before.take(place, mode="clip") != own
+    if not is_new.any():
+        return Merged(known, np.arange(len(known)), place)
+    shift = np.cumsum(np.bincount(place[is_new], minlength=len(known)))[: len(known)]
+    known_at, new_at = np.arange(len(known)) + shift, place + np.cumsum(is_new) - is_new
+    rows = np.empty(len(known) + int(is_new.sum()), np.int64)
+    rows[known_at] = np.arange(len(known))
+    rows[new_at[is_new]] = len(known) + np.flatnonzero(is_new)
+    return Merged(_taken(both, texts, rows), known_at, new_at)
+
+
+def _alike_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes two names begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (mine, its) in enumerate(pairs) if mine != its), min(len(one), len(other)))
+
+
+def order_of(words: UInt64s) -> Int64s:
+    """The places of words in their order; equal ones stay as they stand.
+
+    Bits that are the same in all of them tell nothing, and of digits that is every second. What is left is sorted
+    by counting, 16 bits at a time.
+    """
+    key, bits = _squeezed(words)
+    order: Int64s = np.argsort(key.astype(np.uint16), kind="stable")
+    for shift in range(16, bits, 16):
+        part = (key >> np.uint64(shift)).astype(np.uint16)
+        order = order.take(np.argsort(part.take(order), kind="stable"))
+    return order
+
+
+def _squeezed(words: UInt64s) -> tuple[UInt64s, int]:
+    """The same words without the bits that all of them share, and how many bits are left. It keeps their order."""
+    differing = int(np.bitwise_or.reduce(words) ^ np.bitwise_and.reduce(words)) if len(words) else 0
+    found, size, shift = np.zeros(len(words), np.uint64), 0, 0
+    while differing >> shift:
+        if not differing >> shift & 1:
+            shift += 1
+            continue
+        run = (~(differing >> shift) & -~(differing >> shift)).bit_length() - 1  # bits side by side that differ
+        found |= ((words >> np.uint64(shift)) & np.uint64((1 << run) - 1)) << np.uint64(size)
+        size, shift = size + run, shift + run
+    return found, size
+
+
+def _taken(customers: pa.Array, texts: Texts, rows: Int64s) -> pa.Array:
+    """Some of the names as bytes. Those of one size are taken as pieces of memory, which is many times quicker."""
+    size = texts.even_size
+    if not size:
+        return customers.cast(pa.binary()).take(pa.array(rows))
+    return evenly(texts.data[: len(texts) * size].view(f"V{size}").take(rows).view(np.uint8).reshape(-1, size))
+
+
+def evenly(lines: npt.NDArray[np.uint8]) -> pa.Array:
+    """Lines of as many bytes each, as an array of them."""
+    count, size = lines.shape
+    offsets = np.arange(0, count * size + 1, size, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
+
+
+def _prefix(texts: Texts) -> int:
+    """How many bytes all of the names begin with."""
+    shortest = int(texts.size.min(initial=PREFIX_MAX))
+    for column in range(shortest):
+        bytes_ = texts.byte(column)
+        if (bytes_ != bytes_[0]).any():
+            return column
+    return shortest
+
+
+def _word(texts: Texts, column: int) -> UInt64s:
+    """The eight bytes from a column on as a number that orders as they do; what is beyond a name is 0."""
+    size = texts.even_size
+    if size is not None and size > column:  # they lie side by side, as they do in an array
+        words = texts.words[column::size][: len(texts)] & _MASKS[min(size - column, WORD)]
+    else:
+        there = np.clip(texts.size - column, 0, WORD)
+        words = texts.words[np.minimum(texts.start + column, texts.end)] & _MASKS[there]
+    found: UInt64s = words.byteswap(inplace=True)
+    return found
+
+
+def _told_apart(texts: Texts, column: int, rows: Int64s, same: Bools) -> tuple[Int64s, Bools]:
+    """Rows in order by all before a column, in order by all of each name, and which are the same as the one before."""
+    alike = _alike(texts, column, rows)
+    if (same & ~alike).any():
+        # Few begin alike and go on differently: those groups are sorted one by one.
+        rows = rows.copy()
+        begins = np.append(True, ~same)
+        first = np.append(np.flatnonzero(begins), len(rows))
+        group = np.cumsum(begins) - 1
+        for number in np.unique(group[1:][same & ~alike]).tolist():
+            here = slice(int(first[number]), int(first[number + 1]))
+            rows[here] = sorted(rows[here].tolist(), key=texts.__getitem__)
+        alike = _alike(texts, column, rows)
+    return rows, same & alike
+
+
+def _alike(texts: Texts, column: int, rows: Int64s) -> Bools:
+    """Which of the rows are the same from a column on as the one before."""
+    alike = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for at in range(column, int(texts.size.max()), WORD):
+        word = _word(texts, at)[rows]
+        alike &= word[1:] == word[:-1]
+    return alike
+
+
+_MASKS = np.array([256**size - 1 for size in range(WORD)] + [2**64 - 1], np.uint64)

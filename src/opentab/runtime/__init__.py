@@ -1,0 +1,1 @@
+"""What a process of opentab stands on: settings, storage, durable files, locks, the heartbeat, Java."""

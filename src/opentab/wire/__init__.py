@@ -1,0 +1,1 @@
+"""From bytes to events: `reference` judges one line exactly, `decode` many at once, and both agree."""

@@ -1,0 +1,1 @@
+"""`opentab bench`: chapters that measure real processes from outside, with the audit after every run."""
