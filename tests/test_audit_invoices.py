@@ -488,7 +488,7 @@ def test_trace_of_a_revision(books: Books) -> None:
     assert footer == "3 events, 7.000001 EUR in 2026-01 for ann; rounded 7.00, as the invoice says"
     assert code == 0
     _, first = ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "1")
-    assert first.splitlines()[-1] == "1 events, 5.000000 EUR in 2026-01 for ann; rounded 5.00, as the invoice says"
+    assert first.splitlines()[-1] == "1 event, 5.000000 EUR in 2026-01 for ann; rounded 5.00, as the invoice says"
     _, csv = ask(books, "trace", "--period", "2026-01", "--customer", "ann", "--revision", "1", "--format", "csv")
     assert len(csv.splitlines()) == 2
     _, events = ask(

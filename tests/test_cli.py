@@ -225,6 +225,16 @@ def test_init_writes_every_setting(tmp_path: Path) -> None:
     assert opentab("init", home=tmp_path / "home", check=False).returncode == 2
 
 
+def test_init_takes_the_currency_and_the_types(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    opentab("init", "--currency", "USD", "--type", "request", "--type", "token", home=path)
+    home = config.load(path)
+    assert (home["billing.currency"], home["billing.types"]) == ("USD", ("request", "token"))
+    wrong = opentab("init", "--currency", "dollars", home=tmp_path / "other", check=False)
+    assert (wrong.returncode, (tmp_path / "other").exists()) == (2, False)
+    assert "billing.currency = 'dollars' is wrong" in wrong.stderr
+
+
 def test_doctor(tmp_path: Path) -> None:
     assert "Java" in opentab("doctor", home=tmp_path).stdout
 

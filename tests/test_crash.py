@@ -163,7 +163,7 @@ def test_stopped_by_a_signal_it_ends_cleanly(small_home: Home, start: Callable[.
     pipeline.terminate()
     output, _ = pipeline.communicate(timeout=PATIENCE_SECONDS)
     assert pipeline.returncode == 0, output
-    assert "1 events and 0 rejections in 1 batches; position 1" in output
+    assert "1 event and 0 rejections in 1 batch; position 1" in output
     wait_for(lambda: not any(p.is_running() for p in java), "Java was gone")
 
 

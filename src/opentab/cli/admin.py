@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+import tomllib
 
 import click
 
@@ -13,19 +14,23 @@ from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
 from opentab.runtime.disk import make_directories, write_new
 
-if TYPE_CHECKING:
-    pass
-
 
 @commands.command()
+@click.option("--currency", help='three capital letters ["EUR"]')
+@click.option(
+    "--type", "types", multiple=True, help="a type of event that is billed; again for more [the telecom's five]"
+)
 @at_home
-def init(home: Home) -> None:
+def init(home: Home, currency: str | None, types: tuple[str, ...]) -> None:
     """Write opentab.toml with every setting, its default and a comment."""
     file = home.path / config.FILE_NAME
     if file.exists():
         raise InputError(f"{file} is there already", hint="edit it, or remove it first")
+    chosen = {"billing.currency": currency, "billing.types": list(types)}
+    text = config.template({name: json.dumps(value) for name, value in chosen.items() if value})
+    config.parse(home.path, tomllib.loads(text))  # says what is wrong before anything is written
     make_directories(home.path)
-    write_new(file, config.template().encode())
+    write_new(file, text.encode())
     terminal.write(f"wrote {file}")
 
 

@@ -99,13 +99,16 @@ def verify_home(home: Home, *, expected: bool, format_: str = "table") -> int:
         for sample in check.samples:
             terminal.write(f"           {terminal.printable(sample)}")
     if report.not_yet_billed_segments:
-        terminal.write(f"not yet billed: {report.not_yet_billed_segments:,} segments of the log")
+        terminal.write(f"not yet billed: {terminal.plural(report.not_yet_billed_segments, 'segment')} of the log")
     if unverified:
-        terminal.write(f"unverified: {unverified:,} files of an earlier version, written without checksums")
-    duplicates = f"{report.duplicates:,} duplicates, " if report.duplicates else ""
+        terminal.write(
+            f"unverified: {terminal.plural(unverified, 'file')} of an earlier version, written without checksums"
+        )
+    duplicates = f"{terminal.plural(report.duplicates, 'duplicate')}, " if report.duplicates else ""
+    batches = terminal.plural(report.batches, "batch", "batches")
     sums = (
-        f"{report.events:,} events, {report.rejections:,} rejections, {duplicates}"
-        f"{format_micros(report.amount_micros)} {home['billing.currency']} in {report.batches:,} batches"
+        f"{terminal.plural(report.events, 'event')}, {terminal.plural(report.rejections, 'rejection')}, {duplicates}"
+        f"{format_micros(report.amount_micros)} {home['billing.currency']} in {batches}"
     )
     if report.agrees:
         terminal.write(terminal.paint(f"The ledger agrees with the log: {sums}.", terminal.GREEN))
@@ -209,7 +212,9 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
             issued = f"position {invoice.position}, issued at {format_us(invoice.issued_us)}"
             terminal.write(f"{head} {currency}, {issued}")
         terminal.print_table(columns, rows, right=[c for c in ("batch", "amount", "events") if c in columns])
-        total = f"{found.event_count:,} events, {format_micros(found.amount_micros)} {currency} in {whose}"
+        total = (
+            f"{terminal.plural(found.event_count, 'event')}, {format_micros(found.amount_micros)} {currency} in {whose}"
+        )
         if invoice:
             rounded = format_minor(found.total_minor(currency), currency)
             total += f"; rounded {rounded}, {'as the invoice says' if adds_up else 'NOT what the invoice says'}"

@@ -61,7 +61,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
             continue
         with file.open("rb") as handle, progress_bar(file.stat().st_size, str(file)) as advance:
             total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
-    sys.stderr.write(f"{total:,} lines are in the log, partition {producer.partition}\n")
+    sys.stderr.write(f"{terminal.plural(total, 'line is', 'lines are')} in the log, partition {producer.partition}\n")
 
 
 @commands.command()
@@ -196,19 +196,19 @@ def describe(progress: Progress, rate: float) -> str:
     return (
         f"batch {record.batch:,}  {rate:,.0f} events/s  watermark {watermark[:16]}  "
         f"{progress.rejections:,} rejected  {behind}"
-        + (f"  {progress.invoices:,} invoices" if progress.invoices else "")
+        + (f"  {terminal.plural(progress.invoices, 'invoice')}" if progress.invoices else "")
         + (f"  WAITING: {progress.trouble}" if progress.trouble else "")
     )
 
 
 def _run_summary(progress: Progress) -> str:
     position = progress.record.batch if progress.record else 0
-    invoices = f"; {progress.invoices:,} invoices issued" if progress.invoices else ""
+    invoices = f"; {terminal.plural(progress.invoices, 'invoice')} issued" if progress.invoices else ""
     if progress.batches == 0:
         return f"nothing new in the log; position {position:,}{invoices}"
     return (
-        f"{progress.events:,} events and {progress.rejections:,} rejections in {progress.batches:,} "
-        f"batches; position {position:,}{invoices}"
+        f"{terminal.plural(progress.events, 'event')} and {terminal.plural(progress.rejections, 'rejection')} in "
+        f"{terminal.plural(progress.batches, 'batch', 'batches')}; position {position:,}{invoices}"
     )
 
 

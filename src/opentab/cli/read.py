@@ -132,7 +132,7 @@ def rejections(home: Home, reason: str | None, format_: str, export: Path | None
             for row in rows:
                 file.write(row["raw"] + b"\n")
                 count += 1
-        sys.stderr.write(f"{count:,} lines written to {export}\n")
+        sys.stderr.write(f"{terminal.plural(count, 'line')} written to {export}\n")
         return
     if format_ == "json":
         terminal.print_json(map(rejection_as_json, rows))

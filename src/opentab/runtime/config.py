@@ -509,15 +509,19 @@ def parse(path: Path, document: Mapping[str, Any]) -> Home:
     return Home(path=path.resolve(), values=values, spark=spark, kafka_more=kafka_more)
 
 
-def template() -> str:
-    """The text of a new opentab.toml: every setting, its default, and what it means."""
+def template(chosen: Mapping[str, str] | None = None) -> str:
+    """The text of a new opentab.toml: every setting, its default, and what it means; chosen ones with their value."""
+    chosen = chosen or {}
     lines = ["# The settings of this opentab home. Every line that starts with # shows the default.", ""]
     for section in SECTIONS:
         lines.append(f"[{section}]")
         for setting in SETTINGS:
             if setting.section == section:
                 comment = f"  # {setting.comment}" if setting.comment else ""
-                lines.append(f"# {setting.key} = {setting.default}{comment}")
+                default = f"# {setting.key} = {setting.default}"
+                lines.append(
+                    (f"{setting.key} = {chosen[setting.name]}" if setting.name in chosen else default) + comment
+                )
         if section == "spark":
             lines.append(
                 f'# master = "{SPARK_MASTER_DEFAULT}"  # all cores, a task is tried up to 4 times; '

@@ -16,6 +16,11 @@ def paint(text: str, colour: str, file: TextIO | None = None) -> str:
     return f"{colour}{text}{RESET}" if (file or sys.stdout).isatty() else text
 
 
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: 1 event, 2,000 events."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def printable(value: Any) -> str:
     """A value as text that cannot disturb a terminal."""
     if value is None:

@@ -49,9 +49,8 @@ def print_invoices(home: Home, period: str | None, customer: str | None, *, all_
         else:
             cells = list(map(_cells, statements))
             terminal.print_table(COLUMNS, cells, right=NUMBERS)
-            _print_note(
-                f"{currency}, {len(cells):,} invoices, issued up to position {issued.position if issued else 0}"
-            )
+            position = issued.position if issued else 0
+            _print_note(f"{currency}, {terminal.plural(len(cells), 'invoice')}, issued up to position {position}")
 
 
 def print_preview(home: Home, journal: Journal, period: str, customer: str | None, format_: str) -> None:
