@@ -82,7 +82,7 @@ def bill_all(home: Home, *, accept_loss: bool = False, clock: Clock = wall_clock
     source = open_source(home, accept_loss=accept_loss)
     journal, log_id = join_log(home)
     job = Job(home, journal, source, run="run", log_id=log_id, clock=clock)
-    source.open(job.positions)
+    source.open(job.offsets)
     bill_ready(job)
     source.close()
     return job.journal
@@ -307,13 +307,13 @@ def test_messages_that_are_stamped_ahead_are_held_back(broker: Broker, tmp_path:
     clock = [now]
     journal = Journal.create(home.ledger, home.identity)
     job = Job(home, journal, source, run="run", clock=lambda: clock[0])
-    source.open(job.positions)
+    source.open(job.offsets)
     bill_ready(job)
-    assert job.positions == {"0": 2, "1": 1} and billed(home) == 19
+    assert job.offsets == {"0": 2, "1": 1} and billed(home) == 19
     assert "log partition '1' is held back" in str(job.trouble())
     clock[0] = now + timedelta(minutes=61)
     bill_ready(job)
-    assert job.positions == {"0": 2, "1": 3} and billed(home) == 31
+    assert job.offsets == {"0": 2, "1": 3} and billed(home) == 31
     assert job.trouble() is None
     source.close()
     assert check_log(home, journal) == []

@@ -186,7 +186,7 @@ class Pipeline:
         deadline = time.monotonic() + ONCE_SECONDS_MAX
         while True:
             try:
-                starts = source.open(self._job.positions)
+                starts = source.open(self._job.offsets)
                 # A partition may end where it begins, all of it deleted by the topic's retention.
                 self._goal = {name: end for name, end in source.ends().items() if end > starts.get(name, 0)}
                 return
@@ -302,7 +302,7 @@ class Pipeline:
     def _try_again(self, error: TasksFailed) -> None:
         """Wait before the next try, if there is to be one. Where the log has lost something, that failed the tasks."""
         try:
-            self._job.source.open(self._job.positions)
+            self._job.source.open(self._job.offsets)
         except LogUnreachable as unreachable:
             self._waits_for(unreachable, self._trouble_since + ONCE_SECONDS_MAX)
             return
@@ -355,7 +355,7 @@ class Pipeline:
         """Look what the query has not billed yet; where the log does not answer, tell."""
         try:
             self._job.source.check_id(self._job.log_id)
-            self._unread = self._job.source.unread(self._job.positions)
+            self._unread = self._job.source.unread(self._job.offsets)
         except LogUnreachable as error:
             if self._gives_up(self._trouble_since + ONCE_SECONDS_MAX):
                 raise
@@ -422,18 +422,18 @@ class Pipeline:
         self.watch(self._progress())
 
     def _finished(self) -> bool:
-        return self._stop.is_set() or (self.once and self._reaches_goal(self._job.positions, upto=self._job.upto))
+        return self._stop.is_set() or (self.once and self._reaches_goal(self._job.offsets, upto=self._job.upto))
 
-    def _ends_once(self, positions: dict[str, int]) -> bool:
-        """Whether a batch that leads to these positions is the last one of `--once`."""
-        return self.once and self._reaches_goal(positions)
+    def _ends_once(self, offsets: dict[str, int]) -> bool:
+        """Whether a batch that leads to these offsets is the last one of `--once`."""
+        return self.once and self._reaches_goal(offsets)
 
     def _reached_goal(self) -> bool:
-        return self._reaches_goal(self._job.positions)
+        return self._reaches_goal(self._job.offsets)
 
-    def _reaches_goal(self, positions: Offsets, *, upto: Offsets = NOWHERE) -> bool:
+    def _reaches_goal(self, offsets: Offsets, *, upto: Offsets = NOWHERE) -> bool:
         """Whether all that was in the log when we started is billed, but for what is held back."""
-        return all(positions.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
+        return all(offsets.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
 
     def _progress(self) -> Progress:
         self._count_unread()
@@ -466,7 +466,7 @@ class Pipeline:
     def _count_unread(self) -> bool:
         """Look how far the log is ahead; False where it does not say."""
         try:
-            self._unread = self._job.source.unread(self._job.positions)
+            self._unread = self._job.source.unread(self._job.offsets)
         except LogError:
             return False  # the batches say so
         return True

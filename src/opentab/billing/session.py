@@ -140,13 +140,13 @@ def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
 
 def warm_workers(spark: SparkSession, tag: str) -> None:
     """Start Spark's Python workers, and let them load what a batch needs."""
-    from opentab.billing.task import REPORT_SCHEMA, warm_up
+    from opentab.billing.task import RESULT_SCHEMA, warm_up
 
     cores = spark.sparkContext.defaultParallelism
     with suppress(Exception):  # if Spark is in trouble, the stream says so
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setJobDescription("warm-up")
-        spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
+        spark.range(0, cores, 1, cores).mapInArrow(warm_up, RESULT_SCHEMA).collect()
 
 
 def cancel_jobs(spark: SparkSession, tag: str) -> None:
