@@ -2,10 +2,10 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench performance chaos golden screenshots clean
+.PHONY: help setup demo test test-unit check format lock bench performance chaos golden screenshots clean
 
 help:  ## list the verbs
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup:  ## install the environment, and Java where it is missing
 	@scripts/setup
@@ -16,6 +16,10 @@ demo: setup  ## three simulated months, live, with the audit's verdict
 test: check  ## all checks and all tests
 	@scripts/setup tests
 	@$(BIN)/pytest -n 2 --dist loadfile --durations 40
+
+test-unit:  ## what needs no Java: units and laws, in a minute
+	@scripts/setup python
+	@$(BIN)/pytest -q -n 2 tests/unit tests/laws
 
 check: setup  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check --quiet . || { echo "make format would change files"; exit 1; }
@@ -32,7 +36,7 @@ bench:  ## measure all that opentab bench can beside its peers, for two hours; i
 	@$(BIN)/opentab bench --json opentab-bench.json --plots opentab-bench
 
 performance: setup  ## make docs/performance.md of its text and of what the bench measured
-	@PYTHONPATH=tests $(BIN)/python tests/performance_page.py
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/performance_page.py
 
 chaos:  ## kill every part of a real cluster in turn, for half an hour or so; the report goes to opentab-chaos/
 	@scripts/setup chaos
@@ -40,11 +44,11 @@ chaos:  ## kill every part of a real cluster in turn, for half an hour or so; th
 
 screenshots: setup  ## take the pictures of the page that the README shows
 	@scripts/setup tests
-	@OPENTAB_SCREENSHOTS=docs/screenshots $(BIN)/pytest -q tests/test_page.py -k test_screenshots
+	@OPENTAB_SCREENSHOTS=docs/screenshots $(BIN)/pytest -q tests/e2e/test_page.py -k test_screenshots
 	@cd docs/screenshots && rm -f *-phone-* *-dark.png pinned-*
 
 golden: setup  ## write a golden home of this version, for later versions to read
-	@PYTHONPATH=tests $(BIN)/python tests/golden.py
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/golden.py
 
 lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra tools --group dev --universal \
