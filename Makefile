@@ -2,16 +2,23 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit check format lock bench performance chaos golden screenshots clean
+.PHONY: help setup demo clean test test-unit check format bench performance chaos lock golden screenshots
 
 help:  ## list the verbs
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use it
 
 setup:  ## install the environment, and Java where it is missing
 	@scripts/setup
 
 demo: setup  ## three simulated months, live, with the audit's verdict
 	@$(BIN)/opentab demo
+
+clean:  ## remove what the set-up and the demo made
+	@rm -rf .venv .tools opentab-home opentab-chaos opentab-bench opentab-bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+##@ Test
 
 test: check  ## all checks and all tests
 	@scripts/setup tests
@@ -31,6 +38,12 @@ format: setup  ## format the code and mend what lint can mend
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
+chaos:  ## kill every part of a real cluster in turn, for half an hour or so; the report goes to opentab-chaos/
+	@scripts/setup chaos
+	@$(BIN)/opentab chaos --out opentab-chaos --json opentab-chaos/chaos.json
+
+##@ Measure
+
 bench:  ## measure all that opentab bench can beside its peers, for two hours; installs wrk, Redis, Kafka and Flink
 	@scripts/setup bench
 	@$(BIN)/opentab bench --json opentab-bench.json --plots opentab-bench
@@ -38,17 +51,7 @@ bench:  ## measure all that opentab bench can beside its peers, for two hours; i
 performance: setup  ## make docs/performance.md of its text and of what the bench measured
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/performance_page.py
 
-chaos:  ## kill every part of a real cluster in turn, for half an hour or so; the report goes to opentab-chaos/
-	@scripts/setup chaos
-	@$(BIN)/opentab chaos --out opentab-chaos --json opentab-chaos/chaos.json
-
-screenshots: setup  ## take the pictures of the page that the README shows
-	@scripts/setup tests
-	@OPENTAB_SCREENSHOTS=docs/screenshots $(BIN)/pytest -q tests/e2e/test_page.py -k test_screenshots
-	@cd docs/screenshots && rm -f *-phone-* *-dark.png pinned-*
-
-golden: setup  ## write a golden home of this version, for later versions to read
-	@PYTHONPATH=tests/support $(BIN)/python tests/support/golden.py
+##@ Release
 
 lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra tools --group dev --universal \
@@ -56,5 +59,10 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --upgrade -o requirements-newest-spark.lock
 
-clean:  ## remove what the set-up and the demo made
-	@rm -rf .venv .tools opentab-home opentab-chaos opentab-bench opentab-bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+golden: setup  ## write a golden home of this version, for later versions to read
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/golden.py
+
+screenshots: setup  ## take the pictures of the page that the README shows
+	@scripts/setup tests
+	@OPENTAB_SCREENSHOTS=docs/screenshots $(BIN)/pytest -q tests/e2e/test_page.py -k test_screenshots
+	@cd docs/screenshots && rm -f *-phone-* *-dark.png pinned-*
