@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo clean test test-unit check format bench performance chaos lock golden screenshots
+.PHONY: help setup demo clean test test-unit check format bench performance chaos release lock golden screenshots
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ performance: setup  ## make docs/performance.md of its text and of what the benc
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/performance_page.py
 
 ##@ Release
+
+release: setup  ## write the version and date the changelog, build wheel and sdist: make release VERSION=1.2.3
+	@$(BIN)/python scripts/release.py $(VERSION)
 
 lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra tools --group dev --universal \

@@ -17,7 +17,7 @@ def test_every_verb_is_explained_in_a_group() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  make ([a-z-]+) +\S", said, re.MULTILINE) == VERBS
     assert re.findall(r"^[A-Z].*", said, re.MULTILINE) == ["Use it", "Test", "Measure", "Release"]
-    rows = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `make ([a-z-]+)[^`]*` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(VERBS)
 
 
