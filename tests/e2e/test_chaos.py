@@ -99,7 +99,7 @@ def test_a_fault_that_does_not_exist_is_named() -> None:
 
 
 def test_the_documents_name_every_fault() -> None:
-    text = Path(__file__).parents[1].joinpath("docs", "operating.md").read_text()
+    text = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text()
     assert [fault.name for fault in FAULTS if f"| `{fault.name}` |" not in text] == []
 
 

@@ -30,7 +30,7 @@ from opentab.simulator.bills import bills_by_own_month, invoiced_by_own_month
 from opentab.simulator.generator import Plan, generate, read_bills, read_rejections
 from opentab.simulator.invoice_ticker import all_statements
 from product import event
-from test_decode import REFUSED
+from wire_lines import REFUSED
 
 MONTHS = {"months": 2, "first_period": "2026-01", "events_per_customer": 200, "seed": 7}
 

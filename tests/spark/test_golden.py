@@ -16,7 +16,7 @@ from opentab.log import DirectoryLog, Producer
 from opentab.runtime import config
 from product import event, json_lines, opentab
 
-HOMES = sorted((Path(__file__).with_name("golden")).iterdir())
+HOMES = sorted((Path(__file__).parents[1] / "golden").iterdir())
 
 
 def test_this_version_has_one() -> None:

@@ -29,7 +29,7 @@ from processes import check_exact
 from product import event, json_lines
 from product import opentab as run_opentab
 
-PAGE = (Path(__file__).parent.parent / "docs" / "sources.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text(encoding="utf-8")
 AT = datetime(2026, 1, 20, 12, tzinfo=UTC)
 
 

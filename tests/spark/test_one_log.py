@@ -201,7 +201,7 @@ def test_two_ledgers_read_one_log(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_an_earlier_version_takes_the_id_of_its_log(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).with_name("golden") / "v1", tmp_path / "home")
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "v1", tmp_path / "home")
     home = config.load(tmp_path / "home")
     assert journal_of(home).log_id() is None and log_of(home).find_id() is None
     open_checked_producer(home).append(event("golden", "1.25", "2026-01-31T12:00:00Z").encode())
@@ -214,7 +214,7 @@ def test_a_ledger_of_an_earlier_version_takes_the_id_of_its_log(tmp_path: Path) 
 
 def test_a_ledger_of_an_earlier_version_does_not_adopt_its_own_log(tmp_path: Path) -> None:
     """It would be read again from its beginning."""
-    shutil.copytree(Path(__file__).with_name("golden") / "v1", tmp_path / "home")
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "v1", tmp_path / "home")
     with pytest.raises(InputError, match="there is nothing to adopt"):
         adopt_log(config.load(tmp_path / "home"), "log", same_offsets=False)
 

@@ -78,7 +78,7 @@ def test_jars_that_cannot_be_fetched_leave_nothing_behind_and_say_what_helps(
 
 def test_an_application_goes_on_when_the_active_master_and_an_executor_are_killed(tmp_path: Path) -> None:
     with SparkCluster(tmp_path / "cluster") as cluster:
-        command = [sys.executable, str(Path(__file__).with_name("scene_cluster.py")), cluster.master_url]
+        command = [sys.executable, str(Path(__file__).parents[1] / "support" / "scene_cluster.py"), cluster.master_url]
         application = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert count(application, 10) == 10

@@ -490,6 +490,25 @@ def test_more_months_are_added_to_what_is_expected(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("period,customer\n", "its columns are not period, customer, total"),
+        ("", "its columns are not period, customer, total"),
+        ("period,customer,total\n2026-01,emma,1.5\n", "'1.5' is not a total with six decimals"),
+        ("period,customer,total\n2026-01,emma\n", "shorter"),
+        ('period,customer,total\n2026-01,"emma', "unexpected end of data"),
+        ("period,customer,total\n2026-01,emma,1.000000,2\n", "longer"),
+        ("period,customer,total\n2026-01,em\x00\xffma,1.000000\n", "utf-8"),
+    ],
+)
+def test_expected_bills_that_the_simulator_did_not_write(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "bills.csv"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=f"is not what the simulator wrote: .*{why}"):
+        read_bills(file)
+
+
 def test_what_is_expected_is_there_before_the_first_event(tmp_path: Path) -> None:
     home = home_at(tmp_path)
 

@@ -431,7 +431,7 @@ def test_a_closing_by_sparks_tasks_names_the_file(home: Home, tmp_path: Path, sp
 
 
 def test_entries_without_checksums_must_add_up(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).with_name("golden") / "v1-invoices", tmp_path / "home")
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "v1-invoices", tmp_path / "home")
     home = config.load(tmp_path / "home")
     assert check_files(home.ledger) > 0, "files of an earlier version cannot be checked, and are counted"
     file = max(parquet_files(home, "entry"), key=lambda path: path.stat().st_size)

@@ -390,7 +390,7 @@ def test_no_flipped_bit_of_a_replica_changes_an_answer(tmp_path: Path) -> None:
     catch_up(follower)
     follower.close()
     (home.path / "customers.json").write_text(json.dumps(names[::50]))
-    scene = Path(__file__).with_name("scene_flipped_replica.py")
+    scene = Path(__file__).parents[1] / "support" / "scene_flipped_replica.py"
     command = [sys.executable, str(scene), str(home.path), str(SEED), "60"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)

@@ -15,7 +15,7 @@ from opentab.runtime import config
 from opentab.simulator.generator import Plan, generate
 from product import opentab
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).parents[1] / "golden"
 EDITION = f"v{SCHEMA_VERSION}-invoices"
 
 

@@ -549,7 +549,7 @@ def test_the_documented_receiver_checks_signatures_and_keeps_each_invoice_once(
 @pytest.fixture
 def start_example(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """The receiver of docs/sinks.md, as a process."""
-    document = Path(__file__).parent.parent / "docs" / "sinks.md"
+    document = Path(__file__).parents[2] / "docs" / "sinks.md"
     (code,) = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "receiver.py").write_text(code)
     started: list[subprocess.Popen[bytes]] = []

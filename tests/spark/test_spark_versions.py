@@ -31,7 +31,7 @@ from opentab.runtime.spark_inside import (
 )
 from product import json_lines, opentab
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NEWEST_SPARK = ROOT / ".tools" / "newest-spark"
 SETTINGS = """\
 [billing]

@@ -13,7 +13,7 @@ from pathlib import Path
 from opentab_tools.bench.compare import Document, read_figures
 from opentab_tools.bench.figures import Figure
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 TEXT = ROOT / "docs" / "performance" / "page.md.in"
 BENCH = ROOT / "docs" / "performance" / "bench.json"

@@ -23,7 +23,7 @@ from opentab.runtime.config import SETTINGS, Home, Setting
 from opentab.wire.reference import Refusal, judge
 from opentab_tools.bench.compare import read_figures
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ledgers import bill, bill_waiting
 from opentab.core.errors import MachineError, OpentabError
 from opentab.runtime.config import Home
-from opentab.tables import table
 from opentab_tools.bench.audited import audit
 from opentab_tools.bench.catch_up import CatchUp
 from opentab_tools.bench.closing import MeasuredClosing, closing_figures
@@ -25,7 +22,7 @@ from opentab_tools.bench.end_to_end import EndToEnd
 from opentab_tools.bench.figures import Figure, as_json, at_least, at_most, plain, render
 from opentab_tools.bench.freshness import MeasuredFreshness, freshness_figures, percentile
 from opentab_tools.bench.ingest import age_figures, end_to_end_figures, run_figures
-from opentab_tools.bench.ledger_age import WINDOW_COMMITS, Age, SyntheticLedger, measure_ages
+from opentab_tools.bench.ledger_age import Age, SyntheticLedger
 from opentab_tools.bench.load_result import Load
 from opentab_tools.bench.month_log import write_month
 from opentab_tools.bench.reads import (
@@ -40,7 +37,6 @@ from opentab_tools.bench.reads import (
 from opentab_tools.bench.redis_peer import parse_redis_benchmark
 from opentab_tools.bench.replica import ReplicaTurn, measure_replica, replica_figures
 from opentab_tools.bench.wrk_load import parse_wrk, script
-from opentab_tools.measuring.machine import describe_machine
 from opentab_tools.measuring.measured_run import (
     DRIVER,
     JVM,
@@ -160,17 +156,6 @@ def test_ages_are_compared_from_checkpoint_to_checkpoint(monkeypatch: pytest.Mon
     assert (commit.value, commit.spread) == (1.1, (1.0, 1.2))
 
 
-def test_ages_are_measured_on_real_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
-    monkeypatch.setattr("opentab_tools.bench.ledger_age.WINDOW_COMMITS", 20)
-    young, older, old = measure_ages(spark, tmp_path, [3, 20, 40], say=lambda text: None)
-    assert (young.batches, older.batches, old.batches) == (3, 20, 40)
-    for age in (young, older, old):
-        assert len(age.batch_ms) == len(age.commit_ms) == 20
-        assert 0 < statistics.median(age.commit_ms) < statistics.median(age.batch_ms)
-    assert 0 < young.live_files_max <= 2 * (20 + 3)
-    assert WINDOW_COMMITS % table.CHECKPOINT_COMMITS == 0
-
-
 @pytest.mark.parametrize(
     ("figure", "met"),
     [
@@ -219,14 +204,6 @@ def test_the_table() -> None:
             "live files           132  files",
         ]
     )
-
-
-def test_the_machine_is_described() -> None:
-    machine = describe_machine()
-    assert machine["cpu_count"] >= 1
-    assert machine["memory_bytes"] > 0
-    assert {"python", "java", "pyspark", "pyarrow", "deltalake"} <= machine["versions"].keys()
-    json.dumps(machine)
 
 
 def test_a_linked_log_is_the_same_and_moves_alone(home: Home, append: object, tmp_path: Path) -> None:
