@@ -6,10 +6,12 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -50,6 +52,7 @@ RETRY_SECONDS = 1.0
 LATE_SECONDS = 60.0  # how long a late batch is a reason to look for its cause
 TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
+BATCH_TIMES = 101  # whose median is told
 STOP_SECONDS_MAX = 30.0  # how long a batch or a closing that is under way may go on when the pipeline is to stop
 
 
@@ -93,6 +96,8 @@ class Pipeline:
         self._error: BaseException | None = None
         self._batches = self._events = self._rejections = 0
         self._batch_seconds = 0.0
+        self._batch_times: deque[float] = deque(maxlen=BATCH_TIMES)
+        self._query: Stream | None = None
         self._late_at = float("-inf")  # when a batch was last late
         self._caught_up_us: int | None = None
         self._streaming = False
@@ -292,6 +297,7 @@ class Pipeline:
     def _run_query(self, stream: Stream) -> None:
         """Follow a query, and stop it before anything else is done: it bills by what the job knows."""
         patience_seconds = 0.0  # what goes wrong ends the batch, too
+        self._query = stream
         try:
             stream.start()
             self._follow(stream)
@@ -411,6 +417,7 @@ class Pipeline:
         self._quiet_since = self._trouble_since = time.monotonic()
         self._watchdog.rest()
         self._batch_seconds = seconds
+        self._batch_times.append(seconds)
         if record.steps_ms.get("waiting", 0.0) + seconds * 1000 > LATE_MS:
             self._late_at = time.monotonic()
         self._batches += 1
@@ -500,10 +507,15 @@ class Pipeline:
                 trouble=None if trouble is None else str(trouble),
                 spark_ui=self._spark_ui,
                 work=self._work(),
+                billing_ms=None if (seconds := self._billing_seconds()) is None else seconds * 1000,
+                median_ms=median_low(self._batch_times) * 1000 if self._batch_times else 0.0,
             )
             write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
+
+    def _billing_seconds(self) -> float | None:
+        return self._query.billing_seconds if self._query is not None else None
 
     def _work(self) -> Work:
         """How it works, for those who ask why batches are slow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -29,7 +30,7 @@ from opentab.runtime.spark_inside import (
 from opentab.wire.template import BLOCK_LINES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG4J = """\
 rootLogger.level = warn
@@ -47,6 +48,7 @@ JVM_OPTIONS = (
     "-XX:+UseSerialGC -Xmn768m -Xss4m"
     " -XX:MaxInlineLevel=9 -XX:FreqInlineSize=100 -XX:InlineSmallCode=1000 -XX:CompileThresholdScaling=2"
 )
+WARM_SECONDS_MAX = 10
 ROWS_SETTINGS = {
     # A block of lines is read at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCK_LINES),
@@ -147,6 +149,24 @@ def warm_workers(spark: SparkSession, tag: str) -> None:
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setJobDescription("warm-up")
         spark.range(0, cores, 1, cores).mapInArrow(warm_up, RESULT_SCHEMA).collect()
+
+
+def warm_stream(spark: SparkSession, checkpoint: Path) -> None:
+    """Let Java load what a streaming query needs, with one batch of a query that bills nothing."""
+    from opentab.billing.task import RESULT_SCHEMA, warm_up
+
+    done, directory = threading.Event(), checkpoint / "warm-up"
+
+    def look_at(batch: DataFrame, _: int) -> None:
+        batch.mapInArrow(warm_up, RESULT_SCHEMA).toArrow()
+        done.set()
+
+    with suppress(Exception):  # if Spark is in trouble, the stream says so
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+        query = rows.writeStream.option("checkpointLocation", f"file:{directory}").foreachBatch(look_at).start()
+        done.wait(WARM_SECONDS_MAX)
+        query.stop()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def cancel_jobs(spark: SparkSession, tag: str) -> None:

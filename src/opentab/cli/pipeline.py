@@ -145,17 +145,27 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
 @click.option("--once", is_flag=True, help="take all that is in the log and stop")
 @click.option("--take-over", is_flag=True, help="start in spite of another pipeline's lock, and fence it")
 @click.option("--accept-loss", is_flag=True, help="go on without the events that a Kafka topic has lost")
+@click.option(
+    "--standby", is_flag=True, help="wait with Spark up, and take over when the running pipeline falls silent"
+)
 @at_home
 @at_log
-def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
+def run(home: Home, once: bool, take_over: bool, accept_loss: bool, standby: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
     from opentab.billing.run import Pipeline
+    from opentab.billing.standby import Standby
     from opentab.runtime.memory import keep_memory
 
+    if standby and (once or take_over or accept_loss):
+        raise InputError("--standby goes with no other option", hint="start the other pipeline without it")
     keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
-    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show, say=line.say)
+    pipeline: Pipeline | Standby = (
+        Standby(home, watch=watch.show, say=line.say)
+        if standby
+        else Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show, say=line.say)
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: pipeline.stop())
     line.show("starting Spark …", time.monotonic())
@@ -163,7 +173,7 @@ def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
         progress = pipeline.run()
     finally:
         line.close()
-    sys.stderr.write(_run_summary(progress) + "\n")
+    sys.stderr.write((_run_summary(progress) if progress else "stood by; nothing was billed") + "\n")
 
 
 class _Watch:
