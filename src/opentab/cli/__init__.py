@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from opentab.cli import admin, judge, pipeline, read  # their commands are registered as they are imported
+from opentab.cli import admin, ingest, judge, pipeline, read  # their commands are registered as they are imported
 from opentab.cli.base import OK, commands
 from opentab.core.errors import DiskFull, OpentabError, means_disk_full
 from opentab.runtime import terminal
 
-__all__ = ["admin", "commands", "judge", "main", "pipeline", "read"]
+__all__ = ["admin", "commands", "ingest", "judge", "main", "pipeline", "read"]
 
 INTERRUPTED = 130
 OUR_BUG = 70

@@ -7,12 +7,22 @@ import sys
 import tomllib
 
 import click
+from click.shell_completion import get_completion_class
 
 from opentab.cli.base import DIFFERENT, FORMATS, OK, at_home, at_log, commands, duration_option
 from opentab.core.errors import InputError
 from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
 from opentab.runtime.disk import make_directories, write_new
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes opentab's commands: eval "$(opentab completion bash)"."""
+    found = get_completion_class(shell)
+    assert found is not None
+    terminal.write(found(commands, {}, "opentab", "_OPENTAB_COMPLETE").source())
 
 
 @commands.command()

@@ -31,8 +31,55 @@ TOOLS = {
 }
 
 
+TASKS = {
+    "Try it": {
+        "demo": "three simulated months, live, with a page and a verdict",
+        "generate": "simulated events whose bills are known beforehand",
+    },
+    "Send events": {
+        "init": "write opentab.toml for a new home",
+        "ingest": "put JSON lines into the log",
+        "tail": "show events as they arrive",
+        "receipt": "what became of one event",
+        "rejections": "what could not be billed, and why",
+    },
+    "Bill": {
+        "run": "the pipeline on Spark: log, totals, invoices",
+        "serve": "a replica with REST, live streams and the page",
+        "deliver": "put invoices to your HTTP receiver",
+        "up": "run, serve and deliver, kept running",
+    },
+    "Read": {
+        "totals": "running totals by customer or type",
+        "invoices": "invoices, revisions, previews",
+        "periods": "which months are open, closed or final",
+        "sql": "ad-hoc SQL over the ledger",
+    },
+    "Check": {
+        "verify": "recompute every bill from the raw log",
+        "trace": "lead a bill back to its events",
+    },
+    "Operate": {
+        "doctor": "what is missing or slow, and how to fix it",
+        "log": "the log's clock, or another log for the ledger",
+        "token": "make a key; issue and revoke access tokens",
+        "completion": "completion for bash, zsh or fish",
+    },
+    "From a checkout": {
+        "bench": "measure opentab next to its peers",
+        "chaos": "break a real cluster, part by part",
+    },
+}
+
+
 class Commands(click.Group):
     """The product's commands, and with a checkout of the source the tools that measure and break it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands by task, a line each. A test holds that none is missing."""
+        for task, lines in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl(list(lines.items()))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *TOOLS])

@@ -1,8 +1,7 @@
-"""Commands that move events on: ingest, generate, run, serve, deliver, and up and demo, which are several of them."""
+"""Commands that move events on: generate, run, serve, deliver, and up and demo, which are several of them."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -34,34 +33,6 @@ if TYPE_CHECKING:
     from opentab.sinks.deliver import Outlook
 
 DEMO_BYTES_MIN = 512 * 2**20
-
-
-@commands.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--partition", metavar="NAME", help='of the log ["default"; on Kafka the customer decides]')
-@at_home
-@at_log
-def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
-    """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
-    from opentab.billing.log_check import open_checked_producer
-    from opentab.log.ingest import file_chunks, stream_chunks
-    from opentab.log.ingest import ingest as append
-
-    for file in files:
-        if str(file) != "-" and not os.access(file, os.R_OK):
-            raise InputError(f"{file} cannot be read", hint="nothing was ingested")
-        if file.is_dir():
-            raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
-    producer = open_checked_producer(home, partition)
-    lines_max = home["pipeline.batch_events_max"]
-    total = 0
-    for file in files or (Path("-"),):
-        if str(file) == "-":
-            total += append(stream_chunks(sys.stdin.buffer), producer, lines_max=lines_max)
-            continue
-        with file.open("rb") as handle, progress_bar(file.stat().st_size, str(file)) as advance:
-            total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
-    sys.stderr.write(f"{terminal.plural(total, 'line is', 'lines are')} in the log, partition {producer.partition}\n")
 
 
 @commands.command()
@@ -216,9 +187,10 @@ def _run_summary(progress: Progress) -> str:
     invoices = f"; {terminal.plural(progress.invoices, 'invoice')} issued" if progress.invoices else ""
     if progress.batches == 0:
         return f"nothing new in the log; position {position:,}{invoices}"
+    rejected = "; opentab rejections shows what was rejected" if progress.rejections else ""
     return (
         f"{terminal.plural(progress.events, 'event')} and {terminal.plural(progress.rejections, 'rejection')} in "
-        f"{terminal.plural(progress.batches, 'batch', 'batches')}; position {position:,}{invoices}"
+        f"{terminal.plural(progress.batches, 'batch', 'batches')}; position {position:,}{invoices}{rejected}"
     )
 
 

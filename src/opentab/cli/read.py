@@ -45,6 +45,8 @@ def totals(
         if period is not None:
             raise InputError("--period and a range of days exclude each other", hint="leave one of them out")
         days = parse_day(first_day or "0001-01-01"), parse_day(last_day or "9999-12-31")
+        if days[0] > days[1]:
+            raise InputError(f"--from {first_day} is after --to {last_day}", hint="turn them round")
         views.print_range(home, journal, days, customer, by=by, format_=format_)
         return
     if period is not None:

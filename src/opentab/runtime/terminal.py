@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
@@ -12,8 +13,9 @@ BOLD, DIM, RED, GREEN, YELLOW, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[3
 
 
 def paint(text: str, colour: str, file: TextIO | None = None) -> str:
-    """Colour a text if it goes to a terminal."""
-    return f"{colour}{text}{RESET}" if (file or sys.stdout).isatty() else text
+    """Colour a text if it goes to a terminal, unless NO_COLOR is set."""
+    is_wanted = (file or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
+    return f"{colour}{text}{RESET}" if is_wanted else text
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:
