@@ -248,6 +248,10 @@ SETTINGS = [
         "billing", "dedupe_window", '"7d"', _dedupe_us,
         'how long after an event a repeat of its id is known for one, by arrival; a duration, "unbounded" or "off"',
     ),
+    Setting(
+        "billing", "event_bytes_max", "65536", _count,
+        "a longer event is rejected without being read; bytes of its line, without the newline",
+    ),
     Setting("log", "uri", '"log"', _log_uri, "a directory, relative to the home, or kafka://broker:9092/topic"),
     Setting(
         "log", "silence_max", '"30d"', _off_or_duration,
@@ -445,6 +449,7 @@ class Home:
             idle_after_us=self["pipeline.idle_after"] // MICROSECOND,
             revision_step_us=self["billing.revision_step"] // MICROSECOND,
             dedupe_us=self["billing.dedupe_window"],
+            event_bytes_max=self["billing.event_bytes_max"],
         )
 
     @property
