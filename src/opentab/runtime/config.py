@@ -19,6 +19,7 @@ from opentab.core.events import UNBOUNDED_US, Rules
 from opentab.core.periods import Calendar
 from opentab.runtime import s3
 from opentab.runtime.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
+from opentab.runtime.permissions import read_secret
 from opentab.runtime.storage import Place
 
 FILE_NAME = "opentab.toml"
@@ -375,7 +376,9 @@ class Home:
         match = URI.fullmatch(str(self["log.uri"]))
         if match is None:
             return None
-        password = self._content("kafka.sasl_password_file").strip() or os.environ.get("OPENTAB_KAFKA_PASSWORD", "")
+        password = self._content("kafka.sasl_password_file", secret=True).strip() or os.environ.get(
+            "OPENTAB_KAFKA_PASSWORD", ""
+        )
         return KafkaSettings(
             brokers=match["brokers"],
             topic=match["topic"],
@@ -387,7 +390,7 @@ class Home:
             password=password,
             ca=self._content("kafka.tls_ca"),
             cert=self._content("kafka.tls_cert"),
-            key=self._content("kafka.tls_key"),
+            key=self._content("kafka.tls_key", secret=True),
             client_more=self.kafka_more.get("client", {}),
             spark_more=self.kafka_more.get("spark", {}),
         )
@@ -457,13 +460,13 @@ class Home:
         """What is fixed when a home is made."""
         return {name: str(self[f"billing.{name}"]) for name in ("currency", "zone", "period")}
 
-    def _content(self, name: str) -> str:
+    def _content(self, name: str, *, secret: bool = False) -> str:
         """What is in a file that a setting names; nothing where it names none."""
         if not self[name]:
             return ""
         path: Path = self.path / self[name]
         try:
-            return path.read_text(encoding="utf-8")
+            return read_secret(path) if secret else path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {path} cannot be read: {error}", hint="mend the path or the file") from error
 

@@ -24,6 +24,7 @@ import httpx
 from opentab import __version__
 from opentab.core.errors import ConfigError
 from opentab.runtime.config import Home, is_loopback
+from opentab.runtime.permissions import read_secret
 from opentab.sinks.parcel import Parcel
 
 KEY_VARIABLE = "OPENTAB_INVOICES_KEY"
@@ -245,7 +246,7 @@ def _text_of(home: Home, setting: str) -> str:
     if not name:
         return ""
     try:
-        return (home.path / name).read_text(encoding="utf-8")
+        return read_secret(home.path / name)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{setting} {home.path / name} cannot be read: {reason}", hint="mend it") from error
