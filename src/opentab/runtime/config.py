@@ -136,6 +136,12 @@ def _off_or_duration(setting: Setting, value: Any) -> timedelta | None:
     return None if value == "off" else _duration(setting, value)
 
 
+def _flag(setting: Setting, value: Any) -> bool:
+    if type(value) is not bool:
+        raise setting.wrong(value, "true or false")
+    return value
+
+
 def _count(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 2**31:
         raise setting.wrong(value, "a whole number of at least 1")
@@ -340,6 +346,10 @@ SETTINGS = [
         "server", "key_file", '""', _text_or_nothing,
         "what tokens are signed with, relative to the home; or OPENTAB_KEY; without a key only loopback is served",
     ),
+    Setting(
+        "server", "behind_https_proxy", "false", _flag,
+        "a proxy in front of it speaks HTTPS with browsers: the page's cookie is Secure",
+    ),
     Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
     Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
 ]  # fmt: skip
@@ -391,6 +401,7 @@ class Home:
             ca=self._content("kafka.tls_ca"),
             cert=self._content("kafka.tls_cert"),
             key=self._content("kafka.tls_key", secret=True),
+            options=self.kafka_more.get("options", {}),
             client_more=self.kafka_more.get("client", {}),
             spark_more=self.kafka_more.get("spark", {}),
         )
