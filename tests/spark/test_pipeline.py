@@ -417,3 +417,9 @@ def test_spark_reads_only_what_its_checksums_vouch_for(tmp_path: Path, spark: An
     with pytest.raises(FileDamaged, match=damaged.name):
         Closer(home, run="run", open_engine=partial(SparkEngine, spark)).close_due(journal_of(home))
     assert Invoices.open(home.ledger) is None or not Invoices.open(home.ledger).files  # type: ignore[union-attr]
+
+
+def test_sparks_driver_asks_whoever_calls_it_for_a_secret(spark: Any) -> None:
+    inside = spark._jvm.org.apache.spark.SparkEnv.get().securityManager()
+    assert inside.isAuthenticationEnabled()
+    assert inside.isEncryptionEnabled()

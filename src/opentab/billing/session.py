@@ -54,7 +54,13 @@ ROWS_SETTINGS = {
 
 # Spark's UI listens where SPARK_LOCAL_IP says, so on this machine it is for this machine alone. On a cluster it would
 # be open to the whole network.
-LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOOPBACK_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The driver listens on a port, and any user of this machine may call it. Spark makes the secret itself.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+}
 CLUSTER_SETTINGS = {"spark.ui.enabled": "false"}
 SETTINGS = {
     "spark.app.name": "opentab",
