@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
 
@@ -18,6 +19,7 @@ from opentab.billing.class_archive import jvm_option
 from opentab.core.errors import MachineError
 from opentab.runtime.config import Home
 from opentab.runtime.java import find_java
+from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
 from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
     check_connector,
@@ -128,8 +130,24 @@ def open_session(home: Home) -> SparkSession:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
+    if home.kafka is not None and home["kafka.connector"] == CONNECTOR:
+        _check_connector(session, home)
     silence_accumulators(session)
     return session
+
+
+def _check_connector(session: SparkSession, home: Home) -> None:
+    """Raise unless the jars that Spark has just fetched are what was published. Nothing of them has run yet."""
+    listed = session.sparkContext.getConf().get("spark.jars") or ""
+    jars = [Path(unquote(urlsplit(name).path)) for name in listed.split(",") if name]
+    if "spark.jars" in home.spark or "spark.jars.packages" in home.spark:  # jars of the operator's own are there, too
+        names = CONNECTOR_HASHES.read_text(encoding="ascii")
+        jars = [jar for jar in jars if jar.name.partition("_")[2] in names]
+    try:
+        check_published(jars, CONNECTOR_HASHES)
+    except MachineError:
+        session.stop()
+        raise
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
