@@ -196,6 +196,18 @@ def test_signing_in_keeps_the_token_in_a_cookie_for_reads_only(url: str, home: H
         assert browser.get("/v1/customers/ann").status_code == 401
 
 
+def test_behind_a_proxy_that_speaks_https_the_cookie_is_secure(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS + "behind_https_proxy = true\n")
+    opentab("token", "key", home=home)
+    text = opentab("token", "issue", "--role", "admin", home=home).stdout.strip()
+    with serving(home, workers=1) as url:
+        cookies = [
+            httpx.post(f"{url}/session", json={"token": text}).headers["set-cookie"],
+            httpx.delete(f"{url}/session").headers["set-cookie"],
+        ]
+    assert all("Secure" in cookie.split("; ") for cookie in cookies)
+
+
 def test_a_cookie_never_posts_events(url: str, home: Home) -> None:
     text = issue(key_of(home), Role.ADMIN, customer=None, lifetime=DAY)
     one = json.loads(event("ann", "1.00", "2026-02-02T00:00:00Z"))

@@ -319,9 +319,9 @@ def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
     for boot in ("one", "two"):
         monkeypatch.setattr(index, "_boot", lambda boot=boot: boot)
         index.DedupeIndex(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
-        for scratch in tmp_path.glob("opentab-seen-*"):
+        for scratch in tmp_path.glob("opentab-*/opentab-seen-*"):
             os.utime(scratch, (0, 0))  # long ago
-    (left,) = tmp_path.glob("opentab-seen-*")
+    (left,) = tmp_path.glob("opentab-*/opentab-seen-*")
     assert left.name.endswith("-two")
     assert {path.name.removeprefix("two.parquet.") for path in left.iterdir()} == {"columns.npy", "bloom.npy", "crc"}
 
@@ -333,7 +333,9 @@ def test_a_flipped_bit_in_a_scratch_copy_is_never_read(tmp_path: Path, monkeypat
     home, rule = bill_history(tmp_path, batches, window="unbounded")
     journal = check(home, rule)
     expected = [column.tolist() for column in index.DedupeIndex(journal.root).load(journal.runs())[0]]
-    for scratch in sorted(tmp_path.glob("opentab-seen-*/*")):
+    copies = sorted(tmp_path.glob("opentab-*/opentab-seen-*/*"))
+    assert copies
+    for scratch in copies:
         size = scratch.stat().st_size
         for place in random.Random(1).sample(range(size), k=min(size, 16)):
             data = bytearray(scratch.read_bytes())

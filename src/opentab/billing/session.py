@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
 
@@ -19,6 +20,7 @@ from opentab.billing.class_archive import jvm_option
 from opentab.core.errors import MachineError
 from opentab.runtime.config import Home
 from opentab.runtime.java import find_java
+from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
 from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
     check_connector,
@@ -56,7 +58,13 @@ ROWS_SETTINGS = {
 
 # Spark's UI listens where SPARK_LOCAL_IP says, so on this machine it is for this machine alone. On a cluster it would
 # be open to the whole network.
-LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOOPBACK_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The driver listens on a port, and any user of this machine may call it. Spark makes the secret itself.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+}
 CLUSTER_SETTINGS = {"spark.ui.enabled": "false"}
 SETTINGS = {
     "spark.app.name": "opentab",
@@ -124,8 +132,24 @@ def open_session(home: Home) -> SparkSession:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
+    if home.kafka is not None and home["kafka.connector"] == CONNECTOR:
+        _check_connector(session, home)
     silence_accumulators(session)
     return session
+
+
+def _check_connector(session: SparkSession, home: Home) -> None:
+    """Raise unless the jars that Spark has just fetched are what was published. Nothing of them has run yet."""
+    listed = session.sparkContext.getConf().get("spark.jars") or ""
+    jars = [Path(unquote(urlsplit(name).path)) for name in listed.split(",") if name]
+    if "spark.jars" in home.spark or "spark.jars.packages" in home.spark:  # jars of the operator's own are there, too
+        names = CONNECTOR_HASHES.read_text(encoding="ascii")
+        jars = [jar for jar in jars if jar.name.partition("_")[2] in names]
+    try:
+        check_published(jars, CONNECTOR_HASHES)
+    except MachineError:
+        session.stop()
+        raise
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:

@@ -14,8 +14,9 @@ import click
 
 from opentab import __version__
 from opentab.core.errors import InputError, OpentabError
-from opentab.runtime import config
+from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import make_private, open_to_others
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
@@ -133,6 +134,13 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
 
     return with_home
+
+
+def own_home(home: Home) -> None:
+    """Make the home if it is missing, for its owner alone; say so where one of an earlier version is open to others."""
+    make_private(home.path)
+    if open_to_others(home.path):
+        terminal.complain(f"other users may look into the home {home.path}: chmod 700 {home.path}")
 
 
 def at_log(command: Callable[..., Any]) -> Callable[..., Any]:

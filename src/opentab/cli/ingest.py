@@ -18,6 +18,7 @@ from opentab.cli.base import at_home, at_log, commands, progress_bar
 from opentab.core.errors import InputError, OpentabError
 from opentab.runtime import terminal
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import make_private
 
 if TYPE_CHECKING:
     from opentab.log import Appends
@@ -45,6 +46,7 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
             raise InputError(f"{file} cannot be read", hint="nothing was ingested")
         if file.is_dir():
             raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
+    make_private(home.path)
     producer = _Judged(open_checked_producer(home, partition), home)
     lines_max = home["pipeline.batch_events_max"]
     try:

@@ -20,12 +20,14 @@ from opentab.cli.base import (
     duration_option,
     interrupt,
     open_journal,
+    own_home,
     progress_bar,
 )
 from opentab.cli.judge import verify_home
 from opentab.core.errors import ConfigError, InputError, MachineError
 from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import make_private
 
 if TYPE_CHECKING:
     from opentab.billing.run import Progress
@@ -99,6 +101,8 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
             seen = done
 
         expected_path = home.expected_path
+        if out is None or out.name == "<stdout>":
+            make_private(home.path)
         if out is None:
             outcome = write_log(plan, home, stop=lambda: stopping, progress=progress)
         else:
@@ -129,6 +133,7 @@ def run(home: Home, once: bool, take_over: bool, accept_loss: bool, standby: boo
 
     if standby and (once or take_over or accept_loss):
         raise InputError("--standby goes with no other option", hint="start the other pipeline without it")
+    own_home(home)
     keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
@@ -218,7 +223,7 @@ def demo(port: int, home_dir: str | None, **options: Any) -> int:
     path = Path(home_dir) if home_dir else Path(tempfile.mkdtemp(prefix="opentab-demo-"))
     if path.exists() and any(path.iterdir()):
         raise InputError(f"{path} is not empty", hint="give --home a new directory")
-    path.mkdir(parents=True, exist_ok=True)
+    make_private(path)
     free = shutil.disk_usage(path).free
     if free < DEMO_BYTES_MIN:
         raise MachineError(
@@ -251,7 +256,7 @@ def serve(
     """A replica and its HTTP server: live answers, also while the pipeline is down."""
     from opentab.server.serve import serve as listen
 
-    home.path.mkdir(parents=True, exist_ok=True)
+    own_home(home)
     listen(
         home,
         host=host or home["server.host"],
@@ -318,7 +323,7 @@ def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
     """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
     from opentab.cli.supervisor import PARTS, supervise
 
-    home.path.mkdir(parents=True, exist_ok=True)
+    own_home(home)
     wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
     patience = duration_option("--hung-after", hung_after)
     if "serve" in wanted:

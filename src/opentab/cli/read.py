@@ -141,11 +141,16 @@ def rejections(home: Home, reason: str | None, format_: str, export: Path | None
         return
     columns = ["batch", "reason", "place", "raw", "detail"]
     if format_ == "csv":
-        terminal.print_csv(columns, ([rejection_as_json(row)[c] for c in columns] for row in rows))
+        shown = map(rejection_as_json, rows)
+        terminal.print_csv(columns, ([_without_controls(row[c]) for c in columns] for row in shown))
         return
     terminal.print_table(columns, ([_shortened(row[c]) for c in columns] for row in rows), right=["batch"])
     counts = ", ".join(f"{name} {count:,}" for name, count in reason_counts(journal, reason=reason))
     terminal.write(terminal.paint(f"{counts or 'none'}; position {place_of(journal).position}", terminal.DIM))
+
+
+def _without_controls(value: Any) -> Any:
+    return terminal.without_controls(value) if isinstance(value, str) else value
 
 
 def _shortened(value: Any) -> str:

@@ -18,7 +18,6 @@ import os
 import random
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from opentab.core.records import SEEN
 from opentab.dedupe.bloom import BloomFilter, add_words, bloom_filter, empty_filter
 from opentab.dedupe.sorted_runs import SLICE_ROWS, Run
 from opentab.runtime.disk import write_at
+from opentab.runtime.permissions import scratch_directory
 from opentab.runtime.storage import Place
 from opentab.tables.files import StagedFile, read_batches, read_table
 
@@ -63,7 +63,7 @@ class DedupeIndex:
         self._root = root
         name = hashlib.sha256(f"{os.getuid()}:{root.uri}".encode()).hexdigest()[:16]
         self._scratches = f"opentab-seen-{name}"  # those of this journal begin so
-        self._scratch = Path(tempfile.gettempdir()) / f"{self._scratches}-{_boot()}"
+        self._scratch = scratch_directory() / f"{self._scratches}-{_boot()}"
         self._loaded: dict[str, RunColumns] = {}
         self._swept = -float("inf")
 
