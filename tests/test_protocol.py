@@ -154,6 +154,14 @@ def test_what_is_no_http_is_told_so(url: str, asked: bytes) -> None:
     assert httpx.get(f"{url}{HOT}").status_code == 200
 
 
+def test_trailers_are_not_headers(url: str) -> None:
+    body = event("ann").encode()
+    with closing(connect(url)) as line:
+        head = request("/v1/events", "transfer-encoding: chunked", method="POST")
+        line.sendall(head + b"%x\r\n%b\r\n0\r\ncontent-type: application/json\r\n\r\n" % (len(body), body))
+        assert answers(line, 1)[0][0] == 415
+
+
 def test_foreign_names_are_refused(url: str) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example"):
         assert httpx.get(f"{url}{HOT}", headers={"host": host}).status_code == 403

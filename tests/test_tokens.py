@@ -14,6 +14,7 @@ import httpx
 import jwt
 import pytest
 
+from apps import app_of
 from ledgers import bill, new_home
 from opentab.core.errors import ConfigError, InputError
 from opentab.runtime.config import Home
@@ -204,6 +205,23 @@ def test_a_cookie_never_posts_events(url: str, home: Home) -> None:
         assert browser.get("/v1/periods").status_code == 200
         assert browser.post("/v1/events", json=one).status_code == 401
     assert httpx.get(f"{url}/v1/periods", headers={"cookie": f"other=1; opentab_session={text}"}).status_code == 200
+
+
+def test_hostile_cookies_are_never_parsed_by_the_standard_library(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds for backslashes in quotes."""
+
+    def never(text: str) -> str:
+        raise AssertionError(f"{len(text):,} bytes of a cookie were parsed")
+
+    monkeypatch.setattr("http.cookies._unquote", never)
+    with app_of(home) as app:
+        for path, status in (("/healthz", 200), ("/session", 200), ("/v1/periods", 401)):
+            for backslashes, expected in ((60_000, 431), (10_000, status)):
+                cookie = 'opentab_session="' + "\\" * backslashes
+                assert app.get(path, headers={"cookie": cookie}).status_code == expected, path
+        text = issue(key_of(home), Role.READER, customer=None, lifetime=DAY)
+        cookie = f"a; b=c=d;opentab_session={text} ; z=1"
+        assert app.get("/v1/periods", headers={"cookie": cookie}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from opentab.server.routes import (
     stream,
     types,
 )
+from opentab.server.session import CookieTaken
 from opentab.server.tokens import Gate, read_key
 
 DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Every answer says how fresh it is."
@@ -54,7 +55,7 @@ class Service:
 def build(home: Home) -> Service:
     """All that answers from the home's replica.
 
-    From the outside in: who may ask, how large and how long a request may be, the clock, the endpoints.
+    From the outside in: how large a request may be, who may ask, how long it may take, the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk, book = Desk(home, reader), Book(home)
@@ -92,6 +93,6 @@ def build(home: Home) -> Service:
     session.add_routes(api, home, gate)
     page.add_routes(api)
     seconds_max = home["server.request_timeout"].total_seconds()
-    inner = SmallOnly(InTime(RawPaths(Timed(api, counters)), seconds_max=seconds_max))
+    inner = InTime(RawPaths(Timed(api, counters)), seconds_max=seconds_max)
     guard = LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)
-    return Service(guard, HotReads(desk, guard, counters))
+    return Service(SmallOnly(CookieTaken(guard)), HotReads(desk, guard, counters))

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 from opentab.core.errors import LedgerError
 from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
-from opentab.server.session import token_in
+from opentab.server.session import COOKIE_TOKEN
 from opentab.server.tokens import Gate, Token, TokenRefused, may
 
 # What tells nothing about anyone: health, and the files of the page, which asks for everything else.
@@ -92,7 +92,7 @@ class TokensOnly:
             token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
             if not token_text and scope["method"] in ("GET", "HEAD"):
                 # The page's own: a browser sends it by itself, so it must not be able to change anything.
-                token_text = token_in(_header(scope["headers"], b"cookie"))
+                token_text = scope.get(COOKIE_TOKEN, "")
         if not token_text:
             return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
         try:

@@ -132,6 +132,7 @@ class Protocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers
         super().on_headers_complete()
+        self.headers = []  # trailers come behind the body, and are none of the request's headers
 
     def _wait_for_a_request(self) -> None:
         """uvicorn does so behind an answer; who never asks, or sends empty lines, is not waited for either."""
