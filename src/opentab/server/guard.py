@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -110,6 +111,11 @@ class TokensOnly:
         scope[TOKEN_CUSTOMER] = token.customer
         scope[TOKEN_IS_GOOD] = partial(self._gate.is_still_good, token)
         return None
+
+
+def holder_of(scope: Mapping[str, Any]) -> str:
+    """Whose request it is, for limits: a token's, or without tokens an address's."""
+    return str(scope.get(TOKEN_ID) or (scope["client"] or ("",))[0])
 
 
 @lru_cache(maxsize=64)
