@@ -281,6 +281,20 @@ def test_keys_and_tokens_that_cannot_be(tmp_path: Path) -> None:
         Gate(b"k" * 32, Revocations(keyless.ledger, keyless.revoked_path)).check("")
 
 
+def test_a_clock_that_issues_tokens_a_little_ahead(tmp_path: Path) -> None:
+    home, key = new_home(tmp_path / "home", ""), b"k" * 32
+    gate = Gate(key, Revocations(home.ledger, home.revoked_path))
+
+    def check(*, ahead: float, lifetime: timedelta = DAY) -> None:
+        gate.check(issue(key, Role.READER, customer=None, lifetime=lifetime, now=time.time() + ahead))
+
+    check(ahead=50)
+    with pytest.raises(TokenRefused, match="not one of ours"):
+        check(ahead=90)
+    with pytest.raises(TokenRefused, match="has expired"):
+        check(ahead=-10, lifetime=timedelta(seconds=5))
+
+
 @pytest.mark.parametrize(
     ("host", "ours"),
     [
