@@ -47,7 +47,7 @@ def catch_up(home: Home) -> None:
 @contextmanager
 def app_of(home: Home) -> Iterator[App]:
     catch_up(home)
-    app = build(home).app
+    app = build(home)
     yield App(app)
     asyncio.run(_ended(app))
 

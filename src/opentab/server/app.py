@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -15,7 +14,7 @@ from opentab.replica.reader import Reader
 from opentab.runtime.config import Home
 from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
 from opentab.server.event_lookup import Book
-from opentab.server.fast_read import HotReads
+from opentab.server.fast_read import FastRead
 from opentab.server.feed import Feed
 from opentab.server.guard import LoopbackOnly, TokensOnly
 from opentab.server.intake import Intake
@@ -44,18 +43,11 @@ from opentab.server.tokens import Gate, read_key
 DESCRIPTION = "Running totals, invoices and live streams of one opentab home. Every answer says how fresh it is."
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """An ASGI app for every request, and the hot read, which a server may ask first."""
-
-    app: App
-    hot: HotReads
-
-
-def build(home: Home) -> Service:
+def build(home: Home) -> App:
     """All that answers from the home's replica.
 
-    From the outside in: how large a request may be, who may ask, how long it may take, the clock, the endpoints.
+    From the outside in: the read that everyone makes, how large a request may be, who may ask, how long it may take,
+    the clock, the endpoints.
     """
     reader, intake, counters = Reader(home.replica_path), Intake(home), Counters()
     desk, book = Desk(home, reader), Book(home)
@@ -95,4 +87,4 @@ def build(home: Home) -> Service:
     seconds_max = home["server.request_timeout"].total_seconds()
     inner = InTime(RawPaths(Timed(api, counters)), seconds_max=seconds_max)
     guard = LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)
-    return Service(SmallOnly(CookieTaken(guard)), HotReads(desk, guard, counters))
+    return FastRead(SmallOnly(CookieTaken(guard)), desk, guard, counters)

@@ -137,8 +137,8 @@ class Desk:
         # An invoice has a position of its own; that of the answer is in the headers then.
         return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
 
-    def glances(self, customers: Sequence[str]) -> list[Reply | None]:
-        """What `answer` says to the question that everyone asks, for several at once and in less time.
+    def glance(self, customer: str) -> Reply | None:
+        """What `answer` says to the question that everyone asks, in less time.
 
         None where it would say anything but a total from the replica. How fresh answers are is written once a
         millisecond, and put behind each.
@@ -146,19 +146,12 @@ class Desk:
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
             fresh = self._freshness(answers.moment)
-            known = self._told
-            if known is None or known[0] is not fresh:
-                told = msgspec.json.encode({"source": REPLICA, **fresh.as_json()})
-                known = self._told = (fresh, b"," + told[1:])
-            headers = self._headers(fresh, AS_JSON)
-            return [self._glance(answers, customer, known[1], headers) for customer in customers]
-
-    def _glance(self, answers: Answers, customer: str, told: bytes, headers: dict[str, str]) -> Reply | None:
-        try:
             found = answers.at_a_glance(customer, hot_only=True)
-        except OpentabError:
+        if found is None:
             return None
-        return Reply(200, msgspec.json.encode(found)[:-1] + told, headers) if found else None
+        if self._told is None or self._told[0] is not fresh:
+            self._told = (fresh, b"," + msgspec.json.encode({"source": REPLICA, **fresh.as_json()})[1:])
+        return Reply(200, msgspec.json.encode(found)[:-1] + self._told[1], self._headers(fresh, AS_JSON))
 
     def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
         """The position, an answer with how fresh it is, and the answer alone."""
