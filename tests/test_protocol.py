@@ -356,3 +356,16 @@ def test_a_worker_that_is_killed_comes_back(home: Home, tmp_path: Path) -> None:
         # Whoever asks now waits at the server's own socket.
         assert httpx.get(f"{url}{HOT}", timeout=30).status_code == 200
         wait_for(lambda: len(set(workers()) - set(killed)) == 2, "both were back")
+
+
+def test_a_worker_that_hangs_is_replaced(home: Home) -> None:
+    with serving(home, workers=1) as url:
+        wait_for(lambda: httpx.get(f"{url}{HOT}").status_code == 200, "it was there")
+        (worker,) = (
+            child
+            for child in psutil.Process().children(recursive=True)
+            if "opentab.server.worker" in child.cmdline() and str(home.path) in child.cmdline()
+        )
+        worker.suspend()
+        assert httpx.get(f"{url}{HOT}", timeout=60).status_code == 200
+        assert not worker.is_running()
