@@ -310,7 +310,7 @@ def test_a_copy_that_is_being_made_is_not_asked(tmp_path: Path) -> None:
     home = new_home(tmp_path / "home")
     bill(home, event("ann", "1.25", "2026-01-05T00:00:00Z"))
     Follower(home).close()
-    answer = App(build(home).app).get("/v1/customers/ann")
+    answer = App(build(home)).get("/v1/customers/ann")
     assert (answer.status_code, answer.json()["detail"]) == (503, "the replica is being made")
     # A home without a ledger has nothing, and says so.
     empty = new_home(tmp_path / "empty")

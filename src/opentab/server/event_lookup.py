@@ -41,6 +41,7 @@ class Book:
         record = answers.moment.record
         if record is None:
             return None
+        answers.take_turn()
         with self._read(record.batch) as trails:
             if trails is None:
                 return None

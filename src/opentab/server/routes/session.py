@@ -12,7 +12,7 @@ from opentab.runtime.config import Home
 from opentab.server.params import body_of
 from opentab.server.problem import Problem
 from opentab.server.schemas import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
-from opentab.server.session import cookie_of, no_cookie, token_in
+from opentab.server.session import COOKIE_TOKEN, cookie_of, no_cookie
 from opentab.server.tokens import Gate, Token, TokenRefused
 
 BODY_BYTES_MAX = 8 * 1024
@@ -39,7 +39,7 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
         token = None
         if gate is not None:
             try:
-                token = gate.check(token_in(request.headers.get("cookie", "")))
+                token = gate.check(request.scope.get(COOKIE_TOKEN, ""))
             except TokenRefused:
                 token = None
         return JSONResponse(told(token), headers=NO_STORE)
