@@ -233,6 +233,8 @@ def test_events_over_http_are_durable_and_judged(url: str, home: Home) -> None:
         ("{}", "text/plain", 415),
         ("{}", "application/x-www-form-urlencoded", 415),
         ("[{]", "application/json", 400),
+        ("[" * 50_000, "application/json", 400),
+        ('{"a":' * 50_000, "application/json", 422),
         ("", "application/json", 422),
         ("[]", "application/json", 202),
         ("[1, null, []]", "application/json", 202),

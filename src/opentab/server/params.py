@@ -7,6 +7,7 @@ from datetime import date
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request, Response
+from starlette.requests import ClientDisconnect
 
 from opentab.core.errors import InputError
 from opentab.core.periods import parse_day
@@ -75,11 +76,14 @@ def sent(reply: Reply) -> Response:
 async def body_of(request: Request, *, bytes_max: int, take: Callable[[int], object] = lambda size: None) -> bytes:
     """The body, as long as it is not too large; `take` is told of each piece before it is kept."""
     received = bytearray()
-    async for chunk in request.stream():
-        if len(received) + len(chunk) > bytes_max:
-            raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
-        take(len(chunk))
-        received += chunk
+    try:
+        async for chunk in request.stream():
+            if len(received) + len(chunk) > bytes_max:
+                raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
+            take(len(chunk))
+            received += chunk
+    except ClientDisconnect:  # nobody reads this, and it is nothing to log
+        raise Problem(400, "the body ends too early") from None
     return bytes(received)
 
 
