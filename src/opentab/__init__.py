@@ -25,10 +25,12 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imported where it is first asked for: Spark is not needed to read a tab."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'opentab' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # to a type checker a name that is not above does not exist
 
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Imported where it is first asked for: Spark is not needed to read a tab."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'opentab' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)

@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from opentab.core.errors import ConfigError, InputError
 from opentab.runtime.config import Home, is_loopback
+from opentab.runtime.permissions import check_secret
 from opentab.runtime.processes import Kept, Sign, keep, stop
 from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME, alive_path
 from opentab.server.tokens import read_key
@@ -119,6 +120,7 @@ def check_tls(tls: Tls) -> None:
     for path in (tls.cert, tls.key):
         if not os.access(path, os.R_OK):
             raise ConfigError(f"{path} cannot be read", hint="give PEM files with --tls-cert and --tls-key")
+    check_secret(tls.key)
     try:
         context.load_cert_chain(tls.cert, tls.key, password="")
     except (ssl.SSLError, OSError) as error:

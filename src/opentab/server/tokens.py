@@ -22,6 +22,7 @@ import jwt
 
 from opentab.core.errors import ConfigError, InputError, LedgerError
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import read_secret
 from opentab.server.revocations import Revocations
 
 ALGORITHM = "HS256"
@@ -61,7 +62,7 @@ def read_key(home: Home) -> bytes | None:
     if text is None and key_file:
         path = home.path / key_file
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_secret(path)
         except OSError as error:
             raise ConfigError(
                 f"the key file {path} cannot be read: {error.strerror}",

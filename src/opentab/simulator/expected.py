@@ -11,21 +11,23 @@ other periods come along, the same period sums up.
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from opentab.core.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.core.events import Reason
+from opentab.core.money import format_micros
 from opentab.core.periods import Period
+from opentab.runtime.csv_cells import guarded, unguarded
 from opentab.runtime.disk import sync
 from opentab.simulator.telecom import BAD_REASONS, MonthTally, Telecom, bills_micros, customer_names
 
@@ -33,6 +35,10 @@ BILLS = "bills.csv"
 TYPES = "types.csv"
 REJECTIONS = "rejections.csv"
 PLAN = "plan.json"
+
+TOTAL = re.compile(r"([0-9]+)\.([0-9]{6})")
+Keys = tuple[str, ...]  # period and customer, say
+Numbers = tuple[int, ...]  # a total in micros, or a count
 
 
 def add_expected(path: Path, telecom: Telecom, months: Sequence[MonthTally]) -> int:
@@ -57,93 +63,103 @@ def read_bills(path: Path) -> dict[tuple[Period, str], int]:
     file = path / BILLS if path.is_dir() else path
     if not file.exists():
         raise InputError(f"there are no expected bills at {file}", hint="opentab generate writes them")
-    frame = _read(file, ["period", "customer", "total"])
-    keys = zip(frame["period"], frame["customer"], strict=True)
-    return dict(zip(keys, frame["total"].to_list(), strict=True))
+    return {(period, customer): total for (period, customer), (total,) in _read(file, ["period", "customer", "total"])}
 
 
 def read_rejections(path: Path) -> dict[Reason, int]:
     """How many inputs are expected to be rejected, by reason."""
     file = path / REJECTIONS if path.is_dir() else path
-    frame = _read(file, ["reason", "count"])
-    return {Reason(reason): count for reason, count in frame.iter_rows()}
+    return {Reason(reason): count for (reason,), (count,) in _read(file, ["reason", "count"])}
 
 
 def _add_locked(path: Path, telecom: Telecom, months: Sequence[MonthTally]) -> int:
     runs = _runs(path / PLAN)
     run = asdict(telecom.plan) | {"run": len(runs), "periods": list(telecom.periods)}
     plan = json.dumps({"runs": [*runs, run]}, indent=2, default=_json) + "\n"
-    _replace(path / BILLS, _sum(path / BILLS, _bills(telecom, months), ["period", "customer"]).write_csv)
-    _replace(path / TYPES, _sum(path / TYPES, _types(telecom, months), ["period", "type"]).write_csv)
-    _replace(path / REJECTIONS, _sum(path / REJECTIONS, _rejections(months), ["reason"]).write_csv)
+    _add(path / BILLS, ["period", "customer", "total"], _bills(telecom, months))
+    _add(path / TYPES, ["period", "type", "total", "events"], _types(telecom, months))
+    _add(path / REJECTIONS, ["reason", "count"], _rejections(months))
     _replace(path / PLAN, lambda aside: aside.write_text(plan, encoding="utf-8"))
     return len(runs)
 
 
-def _bills(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
+def _bills(telecom: Telecom, months: Sequence[MonthTally]) -> Iterator[tuple[Keys, Numbers]]:
     """Everyone's bill in each of the plan's months; behind them, a bill of nothing for whoever ticks."""
     count = telecom.plan.customers
-    customers = pl.Series("customer", customer_names(count).tolist(), dtype=pl.Binary).cast(pl.String)
-    bills = pl.DataFrame([customers, pl.Series("total", bills_micros(count))])
-    ticking = bills[telecom.tick_customers().tolist()].with_columns(total=pl.lit(0, pl.Int64))
-    trickle = [month.period for month in months if month.is_trickle]
-    return pl.concat([_in_each(telecom.periods, bills), _in_each(trickle, ticking)])
+    customers = [name.decode() for name in customer_names(count).tolist()]
+    bills = sorted(zip(customers, bills_micros(count).tolist(), strict=True))
+    ticking = sorted(customers[index] for index in telecom.tick_customers())
+    for period in telecom.periods:
+        yield from (((period, customer), (total,)) for customer, total in bills)
+    for month in months:
+        if month.is_trickle:
+            yield from (((month.period, customer), (0,)) for customer in ticking)
 
 
-def _in_each(periods: Sequence[Period], bills: pl.DataFrame) -> pl.DataFrame:
-    frame = pl.DataFrame({"period": list(periods)}, schema={"period": pl.String})
-    return frame.join(bills.sort("customer"), how="cross")
+def _types(telecom: Telecom, months: Sequence[MonthTally]) -> Iterator[tuple[Keys, Numbers]]:
+    for month in months:
+        for kind, micros, events in zip(telecom.rules.types, month.type_micros, month.type_events, strict=True):
+            if events or not month.is_trickle:
+                yield (month.period, kind), (micros, events)
 
 
-def _types(telecom: Telecom, months: Sequence[MonthTally]) -> pl.DataFrame:
-    rows = [
-        (month.period, kind, micros, events)
-        for month in months
-        for kind, micros, events in zip(telecom.rules.types, month.type_micros, month.type_events, strict=True)
-        if events or not month.is_trickle
-    ]
-    names = {"period": pl.String, "type": pl.String, "total": pl.Int64, "events": pl.Int64}
-    return pl.DataFrame(rows, schema=names, orient="row")
-
-
-def _rejections(months: Sequence[MonthTally]) -> pl.DataFrame:
+def _rejections(months: Sequence[MonthTally]) -> Iterator[tuple[Keys, Numbers]]:
     """The bad rows' reasons take turns over all months, so their counts follow from how many there are."""
     rounds, rest = divmod(sum(month.bad_count for month in months), len(BAD_REASONS))
-    rows = [(str(reason), rounds + (index < rest)) for index, reason in enumerate(BAD_REASONS)]
+    for index, reason in enumerate(BAD_REASONS):
+        yield (str(reason),), (rounds + (index < rest),)
     conflicts = sum(month.conflict_count for month in months)
     if conflicts:
-        rows.append((str(Reason.CONFLICTING_DUPLICATE), conflicts))
-    return pl.DataFrame(rows, schema={"reason": pl.String, "count": pl.Int64}, orient="row")
+        yield (str(Reason.CONFLICTING_DUPLICATE),), (conflicts,)
 
 
-def _sum(file: Path, added: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """What the file holds and what is added, as the text of a new file."""
-    frame = added
-    if file.exists():
-        frame = pl.concat([_read(file, added.columns), added]).group_by(keys, maintain_order=True).sum()
-    if "period" in keys:
-        # Periods in order; within one, customers and types stay in theirs.
-        frame = frame.sort("period", maintain_order=True)
-    if "total" not in frame.columns:
-        return frame
-    units, rest = pl.col("total") // 1_000_000, pl.col("total") % 1_000_000
-    text = pl.concat_str(units.cast(pl.String), pl.lit("."), rest.cast(pl.String).str.zfill(6))
-    return frame.with_columns(text.alias("total"))
+def _add(file: Path, columns: list[str], added: Iterator[tuple[Keys, Numbers]]) -> None:
+    """Replace a file by one that has its rows and what is added, summed up."""
+    sums = dict(_read(file, columns)) if file.exists() else {}
+    for keys, numbers in added:
+        known = sums.get(keys)
+        sums[keys] = tuple(map(sum, zip(known, numbers, strict=True))) if known else numbers
+    rows = list(sums.items())
+    if "period" in columns:
+        rows.sort(key=lambda row: row[0][0])  # within a period, customers and types stay in their order
+
+    def write(aside: Path) -> None:
+        with aside.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows((*map(guarded, keys), *_texts(columns, numbers)) for keys, numbers in rows)
+
+    _replace(file, write)
 
 
-def _read(file: Path, columns: list[str]) -> pl.DataFrame:
-    texts = {"period", "customer", "type", "reason", "total"}
-    schema = {name: pl.String if name in texts else pl.Int64 for name in columns}
+def _texts(columns: list[str], numbers: Numbers) -> Iterator[str]:
+    names = columns[-len(numbers) :]
+    for name, number in zip(names, numbers, strict=True):
+        yield format_micros(number) if name == "total" else str(number)
+
+
+def _read(file: Path, columns: list[str]) -> Iterator[tuple[Keys, Numbers]]:
+    """The rows of a file; its first columns are keys, and the others numbers."""
+    key_count = len([name for name in columns if name in {"period", "customer", "type", "reason"}])
     try:
-        frame = pl.read_csv(file, schema=schema)
-        if "total" not in columns:
-            return frame
-        if not frame["total"].str.contains(r"^\d+\.\d{6}$").all():
-            raise InputError(f"{file} has a total without six decimals", hint="remove the file")
-        micros = pl.col("total").str.replace(".", "", literal=True).cast(pl.Int64)
-        return frame.with_columns(micros)
-    except pl.exceptions.PolarsError as error:
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = csv.reader(lines, strict=True)
+            if next(rows, None) != columns:
+                raise ValueError(f"its columns are not {', '.join(columns)}")
+            for row in rows:
+                texts = zip(columns[key_count:], row[key_count:], strict=True)
+                yield tuple(map(unguarded, row[:key_count])), tuple(_number(name, text) for name, text in texts)
+    except (ValueError, csv.Error) as error:
         raise InputError(f"{file} is not what the simulator wrote: {error}", hint="remove the file") from error
+
+
+def _number(name: str, text: str) -> int:
+    if name != "total":
+        return int(text)
+    total = TOTAL.fullmatch(text)
+    if total is None:
+        raise ValueError(f"{text!r} is not a total with six decimals")
+    return int(total[1] + total[2])
 
 
 def _runs(file: Path) -> list[dict[str, Any]]:
