@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Depends, Header, Path, Query, Request, Response
 from msgspec import Struct
+from starlette.requests import ClientDisconnect
 
 from opentab.core.errors import InputError
 from opentab.core.periods import parse_day
@@ -82,11 +83,14 @@ def told(answer: Struct, status: int = 200, headers: dict[str, str] | None = Non
 async def body_of(request: Request, *, bytes_max: int, take: Callable[[int], object] = lambda size: None) -> bytes:
     """The body, as long as it is not too large; `take` is told of each piece before it is kept."""
     received = bytearray()
-    async for chunk in request.stream():
-        if len(received) + len(chunk) > bytes_max:
-            raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
-        take(len(chunk))
-        received += chunk
+    try:
+        async for chunk in request.stream():
+            if len(received) + len(chunk) > bytes_max:
+                raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
+            take(len(chunk))
+            received += chunk
+    except ClientDisconnect:  # nobody reads this, and it is nothing to log
+        raise Problem(400, "the body ends too early") from None
     return bytes(received)
 
 

@@ -72,5 +72,5 @@ async def _token(request: Request) -> str:
     body = await body_of(request, bytes_max=BODY_BYTES_MAX)
     try:
         return msgspec.json.decode(body, type=_SignIn).token.strip()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Problem(400, 'the body is not {"token": "…"}') from None

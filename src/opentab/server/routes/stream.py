@@ -20,6 +20,7 @@ from opentab.server.queries import RETRY, Desk
 from opentab.server.schemas import STREAM_ANSWERS
 
 CUSTOMERS_MAX = 20
+DIGITS_MAX = 20  # of a position: Python refuses thousands
 NOBODY: list[str] = []
 
 CustomerName = Annotated[str, StringConstraints(max_length=CUSTOMER_BYTES_MAX)]
@@ -42,7 +43,7 @@ def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
         """Server-sent events: the totals of customers or by type, then again whenever a batch touched them."""
         if [bool(customer), types is not None, overview is not None].count(True) != 1:
             raise Problem(422, "ask for ?customer=NAME, for ?types or for ?overview, one of them")
-        last_seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else None
+        last_seen = int(last_event_id[:DIGITS_MAX]) if last_event_id and last_event_id.isdecimal() else None
         holder = request.scope.get(TOKEN_ID)
         if not feed.has_room(holder):
             raise Problem(429, "there are too many streams open", headers=RETRY)
