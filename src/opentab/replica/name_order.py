@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +29,19 @@ class Names:
         """The place of each row's name."""
         return np.cumsum(self.begins) - 1
 
-    def where(self, mask: Bools) -> Names:
-        """Some of the rows alone, with the names that those have."""
-        name_at = self.name_at[mask]
-        begins = np.diff(name_at, prepend=-1) > 0
-        return Names(self.names.take(pa.array(name_at[begins])), self.rows[mask], begins)
+    def split(self, group: Int64s, groups: int) -> Iterator[Names]:
+        """The rows of each group alone, with the names that those have; `group` says which each row belongs to."""
+        if groups == 1:
+            yield self
+            return
+        name_at, group = self.name_at, group[self.rows]
+        by_group = np.argsort(group, kind="stable")
+        edges = np.searchsorted(group[by_group], np.arange(groups + 1))
+        for first, past in pairwise(edges.tolist()):
+            here = by_group[first:past]
+            own = name_at[here]
+            begins = np.diff(own, prepend=-1) > 0
+            yield Names(self.names.take(pa.array(own[begins])), self.rows[here], begins)
 
 
 class Listed:
