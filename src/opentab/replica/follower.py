@@ -28,11 +28,11 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.rows import balance_rows, journal_rows
 from opentab.replica import blocks, store
 from opentab.replica.batches import keep_batches
+from opentab.replica.cell import exact_sum, read_cell
 from opentab.replica.flags import clear_damage, reported_damage
 from opentab.replica.fold import Fold, Tally, check_all
 from opentab.replica.period_statistics import Facts, facts_of, issued
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
-from opentab.replica.wide import read_cell, sum_micros
 from opentab.runtime import crash
 from opentab.runtime.config import Home
 from opentab.tables.table import news_of
@@ -166,7 +166,7 @@ class Follower:
         """Fold a snapshot, and what was final by then: that is in the journal alone."""
         micros = events = 0
         for rows in balance_rows(snapshot.rows, rows_max=PIECE_ROWS):
-            micros += sum_micros(rows.low, rows.high)
+            micros += exact_sum(rows.micros)
             events += int(rows.events.sum())
             fold.add(rows)
         snapshot.check(fold.rows, events, micros)
@@ -194,8 +194,8 @@ class Follower:
         count = self._fold_invoices(change, invoices, after=before.invoices_position, upto=upto, cold_upto=cold_upto)
         for period, customers in fold.new_customers.items():
             _add_facts(change, period, Facts(customers=customers))
-        for period, (micros, events) in fold.adjusted.items():
-            _add_facts(change, period, Facts(adjusted_micros=str(micros), adjusted_events=events))
+        for period, cell in fold.adjusted.items():
+            _add_facts(change, period, Facts(adjusted_micros=str(cell.micros), adjusted_events=cell.events))
         keep_batches(change, new)
         if cold_upto > before.cold_upto:
             _take_out(change, cold_upto, fold)

@@ -88,32 +88,10 @@ def merge(known: pa.Array, names: pa.Array) -> Merged:
     both = pa.concat_arrays([known, names])
     if not (len(known) and len(names)):
         return Merged(both, np.arange(len(known)), np.arange(len(names)))
-    texts = Texts.of_array(both)
-    # What the first and the last begin with, all between them do.
-    prefix = _alike_bytes(min(texts[0], texts[len(known)]), max(texts[len(known) - 1], texts[len(both) - 1]))
-    if int(texts.size.max()) - 1 > prefix + WORD:
-        ordered = in_order(both)
-        at = np.empty(len(both), np.int64)
-        at[ordered.rows] = ordered.name_at
-        return Merged(ordered.names, at[: len(known)], at[len(known) :])
-    word = _word(texts, prefix)
-    before, own = word[: len(known)], word[len(known) :]
-    place = np.searchsorted(before, own)
-    is_new = before.take(place, mode="clip") != own
-    if not is_new.any():
-        return Merged(known, np.arange(len(known)), place)
-    shift = np.cumsum(np.bincount(place[is_new], minlength=len(known)))[: len(known)]
-    known_at, new_at = np.arange(len(known)) + shift, place + np.cumsum(is_new) - is_new
-    rows = np.empty(len(known) + int(is_new.sum()), np.int64)
-    rows[known_at] = np.arange(len(known))
-    rows[new_at[is_new]] = len(known) + np.flatnonzero(is_new)
-    return Merged(_taken(both, texts, rows), known_at, new_at)
-
-
-def _alike_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes two names begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (mine, its) in enumerate(pairs) if mine != its), min(len(one), len(other)))
+    ordered = in_order(both)
+    at = np.empty(len(both), np.int64)
+    at[ordered.rows] = ordered.name_at
+    return Merged(ordered.names, at[: len(known)], at[len(known) :])
 
 
 def order_of(words: UInt64s) -> Int64s:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from opentab.core.errors import ReplicaDamaged
 from opentab.replica import blocks
+from opentab.replica.cell import read_cell
 from opentab.replica.checksum import damaged
 from opentab.replica.store import FORMAT, SUMMED, TABLES, Snapshot, Store
-from opentab.replica.wide import read_cell
 
 
 def examine(path: Path) -> None:

@@ -16,11 +16,11 @@ from opentab.ledger.period_status import missing, partitions_json
 from opentab.ledger.totals import Adjustment, Total, total_as_json
 from opentab.replica import blocks
 from opentab.replica.batches import BatchSummary, last_batches
+from opentab.replica.cell import read_cell
 from opentab.replica.checksum import damaged
 from opentab.replica.period_statistics import facts_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.top_customers import TOP, Tops
-from opentab.replica.wide import read_cell
 from opentab.server.archive import Archive
 from opentab.server.position_view import Moment
 
