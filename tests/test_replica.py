@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
+import lmdb
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -35,11 +37,13 @@ from opentab.replica.cell import NEVER_US, cells_at, exact_sum, read_cell
 from opentab.replica.follower import Follower, is_whole
 from opentab.replica.name_order import Listed, in_order, merge, order_of
 from opentab.replica.period_statistics import facts_of
+from opentab.replica.presence import present
 from opentab.replica.row import Rows, summed
 from opentab.replica.store import FORMAT, PERIOD_BYTES, SEPARATOR, Snapshot, Store
 from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
 from opentab.runtime import crash
 from opentab.runtime.config import Home
+from processes import wait_for
 from product import event
 
 SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
@@ -347,6 +351,58 @@ def test_memory_follows_the_rows_and_not_what_might_occur(tmp_path: Path) -> Non
     tracemalloc.stop()
     assert peak_bytes < 30_000_000
     assert held(follower) == wanted(home)
+    follower.close()
+
+
+READ = """
+import sys
+from pathlib import Path
+from opentab.replica.store import Store
+with Store(Path(sys.argv[1]), writable=False).read():
+    print("reading", flush=True)
+    sys.stdin.read()
+"""
+
+
+def reading(home: Home) -> subprocess.Popen[bytes]:
+    """A process that holds a view of a replica until it is killed."""
+    command = [sys.executable, "-c", READ, str(home.replica_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"reading\n"
+    return reader
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_running_follower_frees_the_slots_of_dead_readers(home: Home) -> None:
+    Follower(home).close()
+    follow = [sys.executable, "-m", "opentab.replica.follow", str(home.path), str(os.getpid())]
+    follower = subprocess.Popen(follow, stdout=subprocess.PIPE)
+    wait_for(lambda: present(home.ledger, now_us=time.time_ns() // 1000), "the follower began")
+    reader = reading(home)
+    with lmdb.open(str(home.replica_path), readonly=True) as environment:
+        assert f"{reader.pid} " in environment.readers()
+        kill(reader)
+        wait_for(lambda: f"{reader.pid} " not in environment.readers(), "the slot was freed")
+    kill(follower)
+
+
+def test_readers_that_died_in_a_view_are_cleared(home: Home) -> None:
+    follower = Follower(home)
+    catch_up(follower)
+    readers = [reading(home) for _ in range(3)]
+    kill(readers[0])
+    assert follower.store.clear_dead_readers() == 1
+    assert follower.store.clear_dead_readers() == 0
+    kill(readers[1])
+    follower.close()
+    follower = Follower(home)  # and at its start; one still reads, so LMDB does not begin a new list
+    assert follower.store.clear_dead_readers() == 0
+    kill(readers[2])
     follower.close()
 
 

@@ -64,6 +64,7 @@ class Follower:
         if not is_whole(self.path):
             store.remove(self.path)
         self.store = Store(self.path, writable=True)
+        self.store.clear_dead_readers()
         self._invoices: Invoices | None = None
         self._invoices_news: object = None
         self._inode = inode_of(self.path)

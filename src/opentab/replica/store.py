@@ -114,6 +114,13 @@ class Store:
     def close(self) -> None:
         self._env.close()
 
+    def clear_dead_readers(self) -> int:
+        """Free the slots of readers that died in a view: LMDB keeps a view's pages for as long as its slot lives."""
+        try:
+            return self._env.reader_check()
+        except lmdb.Error as error:
+            raise _trouble(self.path, error) from error
+
     def read(self) -> Reading:
         """A view of one position, for as long as it is held."""
         return Reading(self, self._env)
