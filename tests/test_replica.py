@@ -31,6 +31,7 @@ from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.totals import customer_totals
 from opentab.replica import batches, blocks
+from opentab.replica import follower as follower_module
 from opentab.replica import row as row_module
 from opentab.replica import top_customers as tops_module
 from opentab.replica.cell import NEVER_US, cells_at, exact_sum, read_cell
@@ -38,6 +39,7 @@ from opentab.replica.follower import Follower, is_whole
 from opentab.replica.name_order import Listed, in_order, merge, order_of
 from opentab.replica.period_statistics import facts_of
 from opentab.replica.presence import present
+from opentab.replica.probe import Dots, examine
 from opentab.replica.row import Rows, summed
 from opentab.replica.store import FORMAT, PERIOD_BYTES, SEPARATOR, Snapshot, Store
 from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
@@ -432,6 +434,39 @@ def test_a_torn_copy_is_made_anew(home: Home, harm: str) -> None:
     catch_up(follower)
     assert held(follower) == wanted(home)
     follower.close()
+
+
+def probed_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(follower_module, "PROBE", [sys.executable, "-S", "-c", program])
+    monkeypatch.setattr(follower_module, "SILENCE_SECONDS_MAX", 2.0)
+
+
+def test_a_probe_takes_as_long_as_it_needs_if_it_gets_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    Follower(home).close()
+    probed_by(monkeypatch, "import time\nfor _ in range(13): print('.', flush=True), time.sleep(0.2)")
+    assert is_whole(home.replica_path)
+
+
+def test_a_probe_that_hangs_is_noticed_and_the_copy_is_made_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(home)
+    catch_up(follower)
+    follower.close()
+    probed_by(monkeypatch, "import time\nprint('.', flush=True)\ntime.sleep(600)")
+    assert not is_whole(home.replica_path)
+    follower = Follower(home)
+    assert position(follower) == (0, 0)
+    catch_up(follower)
+    assert held(follower) == wanted(home)
+    follower.close()
+
+
+def test_every_value_that_is_probed_is_progress(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    follower = Follower(home)
+    catch_up(follower)
+    values = len(dump(follower))
+    follower.close()
+    examine(home.replica_path, Dots(seconds=0))
+    assert len(capsys.readouterr().out) >= values
 
 
 def test_a_copy_of_another_home_or_history_is_made_anew(home: Home, tmp_path: Path) -> None:

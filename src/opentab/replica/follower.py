@@ -6,6 +6,8 @@ of another home or of another history is thrown away and made anew from the bala
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -39,7 +41,8 @@ from opentab.tables.table import news_of
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
 PIECE_ROWS = 2_000_000  # of them at a time in memory
-PROBE_SECONDS_MAX = 300
+PROBE = [sys.executable, "-m", "opentab.replica.probe"]
+SILENCE_SECONDS_MAX = 60.0  # of a probe, which says every second that it makes progress
 
 Number = TypeVar("Number", int, float)
 
@@ -275,13 +278,13 @@ def is_whole(path: Path) -> bool:
     """Whether a copy can be read from end to end and adds up. A process of its own looks: a torn file may kill it."""
     if not (path / store.DATA_NAME).exists():
         return True
-    probe = subprocess.run(
-        [sys.executable, "-m", "opentab.replica.probe", str(path)],
-        capture_output=True,
-        timeout=PROBE_SECONDS_MAX,
-        check=False,
-    )
-    return probe.returncode == 0
+    with subprocess.Popen([*PROBE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as probe:
+        assert probe.stdout is not None
+        while select.select([probe.stdout], [], [], SILENCE_SECONDS_MAX)[0]:
+            if not os.read(probe.stdout.fileno(), 4096):
+                return probe.wait() == 0
+        probe.kill()  # it hangs
+    return False
 
 
 def _next_step(records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
