@@ -36,13 +36,13 @@ from opentab.replica import row as row_module
 from opentab.replica import top_customers as tops_module
 from opentab.replica.cell import NEVER_US, cells_at, exact_sum, read_cell
 from opentab.replica.follower import Follower, is_whole
-from opentab.replica.name_order import Listed, in_order, merge, order_of
-from opentab.replica.period_statistics import facts_of
+from opentab.replica.name_order import Listed, in_order, merge
+from opentab.replica.period_statistics import statistics_of
 from opentab.replica.presence import present
 from opentab.replica.probe import Dots, examine
-from opentab.replica.row import Rows, summed
+from opentab.replica.row import CustomerRows, summed
 from opentab.replica.store import FORMAT, PERIOD_BYTES, SEPARATOR, Snapshot, Store
-from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
+from opentab.replica.top_customers import TopCustomers, with_totals
 from opentab.runtime import crash
 from opentab.runtime.config import Home
 from processes import wait_for
@@ -101,7 +101,7 @@ def held(follower: Follower) -> dict[tuple[str, str, str, str], int]:
             days[name[:7] + name[10:]] += micros
         assert dict(days) == amounts(snapshot, "types")
         for period, count in customers.items():
-            facts = facts_of(snapshot, period)
+            facts = statistics_of(snapshot, period)
             assert facts.customers == count
             of_others = sum(micros for line, micros in sums.items() if line[0] == period != line[2])
             assert int(facts.adjusted_micros) == of_others
@@ -200,15 +200,13 @@ def test_tops_are_exact_whatever_rises_and_falls(rounds: list[list[tuple[int, in
         for name, value in {"TOP": 3, "KEPT_MAX": 8, "KEPT_AFTER": 5}.items():
             patched.setattr(tops_module, name, value)
         totals: dict[str, int] = {}
-        tops = Tops(members={})
+        tops = TopCustomers(members={})
         for round_ in rounds:
             new = {f"c{number:02d}": micros for number, micros in round_}
             totals |= new
             names = sorted(new)
             listed = pa.array([name.encode() for name in names], pa.binary())
-            take_in(tops, listed, np.array([new[name] for name in names], np.int64))
-            if too_few(tops):
-                tops = found_anew(totals.items())
+            tops = with_totals(tops, listed, np.array([new[name] for name in names], np.int64), iter(totals.items()))
             ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:3]
             assert tops.ordered() == ranked
 
@@ -648,18 +646,13 @@ def test_new_names_are_put_between_those_that_are_known(known: set[str], new: se
     assert [together[at] for at in found.new_at.tolist()] == other
 
 
-@given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 300).map(lambda n: n << 20 | 7)), max_size=50))
-def test_words_are_put_in_order_and_equal_ones_stay(words: list[int]) -> None:
-    assert order_of(np.array(words, np.uint64)).tolist() == sorted(range(len(words)), key=words.__getitem__)
-
-
 def test_names_are_listed_out_of_the_middle_of_an_array() -> None:
     listed = Listed(pa.array([b"before", b"ann", b"", b"bob", b"behind"])[1:-1])
     assert [listed[at] for at in range(len(listed))] == [b"ann", b"", b"bob"]
     assert len(Listed(pa.array([], pa.binary()))) == 0
 
 
-def rows_of(uses: list[tuple[int, int, int]], columns: int) -> Rows:
+def rows_of(uses: list[tuple[int, int, int]], columns: int) -> CustomerRows:
     """A row for each customer: one entry in one column."""
     columns_at, places = numbers(uses, 0) % columns, np.arange(len(uses))
     return summed(columns, places, columns_at, numbers(uses, 1), numbers(uses, 2), places)

@@ -19,7 +19,7 @@ from opentab.replica import blocks, row
 from opentab.replica.cell import Cell, cells_at
 from opentab.replica.name_order import Names, in_order
 from opentab.replica.store import SEPARATOR, SUMMED, Change
-from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
+from opentab.replica.top_customers import TopCustomers, with_totals
 
 CUSTOMERS_AT_A_TIME = 12_500  # their rows fit into a processor's cache
 ADJUSTED = 0  # the column of a customer's row that holds all adjustments
@@ -92,7 +92,7 @@ class Fold:
             now, new = blocks.add(self._change, period.encode(), here, added)
             self.new_customers[period] += new
             totals.append(now.totals())
-        _keep_tops(self._change, period, own.names, np.concatenate(totals))
+        _keep_top_customers(self._change, period, own.names, np.concatenate(totals))
 
     def _add_adjustments(self, rows: Rows, here: Ints, type_at: Ints) -> None:
         """Say what the adjustments of each customer are made of."""
@@ -173,12 +173,11 @@ def _occurring(numbers: Ints) -> tuple[Ints, Ints]:
     return present, at
 
 
-def _keep_tops(change: Change, period: Period, names: pa.Array, totals: Ints) -> None:
+def _keep_top_customers(change: Change, period: Period, names: pa.Array, totals: Ints) -> None:
     """Take new totals into the tops of their period."""
     at = period.encode()
     known = change.get("tops", at)
-    tops = msgspec.json.decode(known, type=Tops) if known else Tops(members={})
-    take_in(tops, names, totals)
-    if too_few(tops):
-        tops = found_anew((name.decode(), micros) for name, micros in blocks.totals(change, at))
+    tops = msgspec.json.decode(known, type=TopCustomers) if known else TopCustomers(members={})
+    everyone = ((name.decode(), micros) for name, micros in blocks.totals(change, at))
+    tops = with_totals(tops, names, totals, everyone)
     change.put("tops", [(at, msgspec.json.encode(tops))])

@@ -33,7 +33,7 @@ from opentab.replica.batches import keep_batches
 from opentab.replica.cell import exact_sum, read_cell
 from opentab.replica.flags import clear_damage, reported_damage
 from opentab.replica.fold import Fold, Tally, check_all
-from opentab.replica.period_statistics import Facts, facts_of, issued
+from opentab.replica.period_statistics import PeriodStatistics, issued, statistics_of
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
 from opentab.runtime import crash
 from opentab.runtime.config import Home
@@ -197,9 +197,11 @@ class Follower:
         cold_upto = max(before.cold_upto, self._cold_upto(new))
         count = self._fold_invoices(change, invoices, after=before.invoices_position, upto=upto, cold_upto=cold_upto)
         for period, customers in fold.new_customers.items():
-            _add_facts(change, period, Facts(customers=customers))
+            _add_statistics(change, period, PeriodStatistics(customers=customers))
         for period, cell in fold.adjusted.items():
-            _add_facts(change, period, Facts(adjusted_micros=str(cell.micros), adjusted_events=cell.events))
+            _add_statistics(
+                change, period, PeriodStatistics(adjusted_micros=str(cell.micros), adjusted_events=cell.events)
+            )
         keep_batches(change, new)
         if cold_upto > before.cold_upto:
             _take_out(change, cold_upto, fold)
@@ -254,7 +256,7 @@ class Follower:
                 rows = invoices.rows_of([file])
                 connection.register("invoices", rows)
                 facts = issued(connection)
-                _add_facts(change, file.period, facts)
+                _add_statistics(change, file.period, facts)
                 count += facts.invoices + facts.revisions
                 if file.period > cold_upto:
                     currency = self.home["billing.currency"]
@@ -297,8 +299,8 @@ def _next_step(records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
     return records
 
 
-def _add_facts(change: Change, period: Period, new: Facts) -> None:
-    facts = facts_of(change, period) + new
+def _add_statistics(change: Change, period: Period, new: PeriodStatistics) -> None:
+    facts = statistics_of(change, period) + new
     change.put("facts", [(period.encode(), msgspec.json.encode(facts))])
 
 

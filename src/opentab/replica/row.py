@@ -24,38 +24,38 @@ _BASE = 0x9E3779B97F4A7C15  # odd, and its powers differ
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CustomerRows:
     """Some rows of the same width."""
 
     words: Int64s
     columns: int
 
     @classmethod
-    def blank(cls, count: int, columns: int) -> Rows:
+    def blank(cls, count: int, columns: int) -> CustomerRows:
         """Rows that nothing was added to."""
         words = np.zeros((count, width(columns)), np.int64)
         words[:, 0] = NEVER_US
         return cls(words, columns)
 
     @classmethod
-    def read(cls, words: Buffer, columns: int) -> Rows:
+    def read(cls, words: Buffer, columns: int) -> CustomerRows:
         """The rows that stand somewhere."""
         return cls(np.frombuffer(words, np.int64).reshape(-1, width(columns)), columns)
 
     def __len__(self) -> int:
         return len(self.words)
 
-    def at(self, index: Int64s) -> Rows:
+    def at(self, index: Int64s) -> CustomerRows:
         """Only some of them."""
-        return Rows(self.words.take(index, axis=0), self.columns)
+        return CustomerRows(self.words.take(index, axis=0), self.columns)
 
-    def spread(self, index: Int64s, count: int) -> Rows:
+    def spread(self, index: Int64s, count: int) -> CustomerRows:
         """So many rows: these in their places, and blank ones between them."""
-        found = Rows.blank(count, self.columns)
+        found = CustomerRows.blank(count, self.columns)
         found.put(index, self)
         return found
 
-    def put(self, index: Int64s, rows: Rows) -> None:
+    def put(self, index: Int64s, rows: CustomerRows) -> None:
         """Set some of them."""
         self._lines()[index] = rows._lines()
 
@@ -75,9 +75,9 @@ class Rows:
         found: Int64s = np.einsum("ij->i", micros) if fits else reduce(plus, micros.T)
         return found
 
-    def with_columns(self, columns: int) -> Rows:
+    def with_columns(self, columns: int) -> CustomerRows:
         """The same rows with more columns, for types that came later."""
-        found = Rows.blank(len(self), columns)
+        found = CustomerRows.blank(len(self), columns)
         found.words[:, 0] = self.words[:, 0]
         found.micros()[:, : self.columns] = self.micros()
         found.events()[:, : self.columns] = self.events()
@@ -103,9 +103,11 @@ def _bound(numbers: Int64s) -> int:
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
-def summed(columns: int, begins: Int64s, column: Int64s, micros: Int64s, events: Int64s, last_us: Int64s) -> Rows:
+def summed(
+    columns: int, begins: Int64s, column: Int64s, micros: Int64s, events: Int64s, last_us: Int64s
+) -> CustomerRows:
     """A row for each customer. The entries come customer by customer, one beginning at each of `begins`."""
-    found = Rows.blank(len(begins), columns)
+    found = CustomerRows.blank(len(begins), columns)
     entries, cells = np.diff(begins, append=len(micros)), len(begins) * columns
     at = np.repeat(np.arange(0, cells, columns), entries) + column
     high, low = halves_at(at, cells, micros)
@@ -117,11 +119,11 @@ def summed(columns: int, begins: Int64s, column: Int64s, micros: Int64s, events:
     return found
 
 
-def added(one: Rows, other: Rows) -> Rows:
+def added(one: CustomerRows, other: CustomerRows) -> CustomerRows:
     """The sum of two columns of rows of the same width."""
     words = plus(one.words, other.words)
     words[:, 0] = np.maximum(one.words[:, 0], other.words[:, 0])
-    return Rows(words, one.columns)
+    return CustomerRows(words, one.columns)
 
 
 def read_row(value: Buffer, at: int, columns: int) -> tuple[list[tuple[int, int]], int]:
@@ -130,7 +132,7 @@ def read_row(value: Buffer, at: int, columns: int) -> tuple[list[tuple[int, int]
     return list(zip(words[:columns], words[columns:], strict=True)), last_us
 
 
-def checksums(rows: Rows) -> Checksums:
+def checksums(rows: CustomerRows) -> Checksums:
     """The checksum of each row: 32 bits of a polynomial hash, words times powers of an odd number.
 
     A flipped bit changes the 64-bit sum, for the powers are odd; 32 bits of it are the same by a chance of one in four

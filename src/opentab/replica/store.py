@@ -16,7 +16,7 @@ only importer of lmdb.
 
 Every value ends with a checksum (checksum.py), which is checked whenever it is read; blocks have several of their own.
 What does not match, or makes LMDB itself fail, is ReplicaDamaged. Whoever reads a copy that another process writes
-reports it (trouble.py), and the writer begins anew.
+reports it (flags.py), and the writer begins anew.
 """
 
 from __future__ import annotations

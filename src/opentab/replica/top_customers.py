@@ -24,7 +24,7 @@ KEPT_MAX = 4 * TOP
 KEPT_AFTER = 2 * TOP
 
 
-class Tops(msgspec.Struct):
+class TopCustomers(msgspec.Struct):
     """All customers of a period down to the threshold, with their micros."""
 
     members: dict[str, int] = {}
@@ -34,15 +34,19 @@ class Tops(msgspec.Struct):
         """The largest first; equals by name."""
         return sorted(self.members.items(), key=_rank_of)[:TOP]
 
+    def last(self) -> tuple[int, bytes] | None:
+        """The rank of the last one in."""
+        return None if self.threshold is None else (-self.threshold[0], self.threshold[1].encode())
+
     def add(self, customers: Iterable[tuple[str, int]]) -> None:
         """Take in those of some customers, none of them a member, who reach the threshold."""
-        last = _last(self)
+        last = self.last()
         for customer, micros in customers:
             if last is None or _rank_of((customer, micros)) <= last:
                 self.members[customer] = micros
                 if len(self.members) > KEPT_MAX:
                     self.cut_at(sorted(map(_rank_of, self.members.items()))[KEPT_AFTER - 1])
-                    last = _last(self)
+                    last = self.last()
 
     def cut_at(self, last: tuple[int, bytes]) -> None:
         """Raise the threshold."""
@@ -50,8 +54,10 @@ class Tops(msgspec.Struct):
         self.threshold = (-last[0], last[1].decode())
 
 
-def take_in(tops: Tops, names: pa.Array, totals: Int64s) -> None:
-    """Take in new totals of some customers, whose names are sorted."""
+def with_totals(
+    tops: TopCustomers, names: pa.Array, totals: Int64s, everyone: Iterable[tuple[str, int]]
+) -> TopCustomers:
+    """The top customers after some, whose names are sorted, have new totals; `everyone` is gone through if need be."""
     members = pa.array([customer.encode() for customer in tops.members], pa.binary())
     for name in names.filter(pc.is_in(names, members)).to_pylist():
         del tops.members[name.decode()]
@@ -61,26 +67,15 @@ def take_in(tops: Tops, names: pa.Array, totals: Int64s) -> None:
         near = near[totals[near] >= np.partition(totals[near], -KEPT_AFTER)[-KEPT_AFTER]]
         near = near[np.argsort(~totals[near], kind="stable")[:KEPT_AFTER]]  # equals stay in the order of their names
         lowest = -int(totals[near[-1]]), names[int(near[-1])].as_py()
-        known = _last(tops)
+        known = tops.last()
         tops.cut_at(lowest if known is None else min(lowest, known))
     tops.add((names[index].as_py().decode(), int(totals[index])) for index in near.tolist())
-
-
-def too_few(tops: Tops) -> bool:
-    """Whether customers below the threshold may belong to the top by now."""
-    return tops.threshold is not None and len(tops.members) < TOP
-
-
-def found_anew(everyone: Iterable[tuple[str, int]]) -> Tops:
-    """The tops from all customers of a period."""
-    tops = Tops(members={})
-    tops.add(everyone)
+    if tops.threshold is not None and len(tops.members) < TOP:
+        # Customers below the threshold may belong to the top by now.
+        tops = TopCustomers(members={})
+        tops.add(everyone)
     return tops
 
 
 def _rank_of(item: tuple[str, int]) -> tuple[int, bytes]:
     return -item[1], item[0].encode()
-
-
-def _last(tops: Tops) -> tuple[int, bytes] | None:
-    return None if tops.threshold is None else (-tops.threshold[0], tops.threshold[1].encode())
