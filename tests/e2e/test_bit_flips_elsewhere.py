@@ -341,7 +341,7 @@ def test_every_bit_of_a_block_is_checked(tmp_path: Path) -> None:
     store, period, dice = Store(tmp_path, writable=True), b"2026-01", random.Random(SEED)
     names = [b"c%03d" % number for number in range(40)]
     amounts = np.arange(40, dtype=np.int64)
-    rows = row.summed(3, amounts, amounts % 3, amounts.view(np.uint64), None, amounts + 1, amounts)
+    rows = row.summed(3, amounts, amounts % 3, amounts, amounts + 1, amounts)
     with store.write() as change:
         blocks.add(change, period, pa.array(names), rows)
     with store.read() as snapshot:

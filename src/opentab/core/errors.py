@@ -18,7 +18,8 @@
     │   └── Fenced              another pipeline has committed in our place
     ├── ReplicaError            a replica cannot answer
     │   ├── ReplicaDamaged      its copy is torn or of something else: it is made anew
-    │   └── ReplicaMismatch     the ledger does not add up: it stops rather than show a wrong number
+    │   ├── ReplicaMismatch     the ledger does not add up: it stops rather than show a wrong number
+    │   └── TotalTooLarge       a customer's total leaves 64 bits: it stops rather than show a wrong number
     ├── TasksFailed             Spark's tasks failed for good, though not by our own code; it is tried again
     ├── SinkError               the place that invoices go to is gone; it is tried again
     ├── HomeLocked              another pipeline works on this home
@@ -118,6 +119,14 @@ class ReplicaDamaged(ReplicaError):
 
 class ReplicaMismatch(ReplicaError):
     pass
+
+
+class TotalTooLarge(ReplicaError):
+    def __init__(self, period: str) -> None:
+        super().__init__(
+            f"a customer's total of {period} is beyond 9,223,372,036,854.775807, which a replica cannot hold",
+            hint=f"opentab totals --period {period} shows whose: reverse the events that are wrong",
+        )
 
 
 class TasksFailed(OpentabError):

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from opentab.core.errors import TotalTooLarge
 from opentab.core.periods import Calendar, month_number
 from opentab.core.records import BatchRecord
 from opentab.ledger.billed_in import billed_months, months_of_days
@@ -36,8 +37,7 @@ class Rows:
     day: Ints
     own_month: Ints
     month: Ints  # as periods.month_number counts; another than the own one is an adjustment
-    low: npt.NDArray[np.uint64]  # the amount in micros, 128 bits in two words
-    high: Ints
+    micros: Ints
     events: Ints
     last_us: Ints
 
@@ -53,7 +53,8 @@ class Rows:
         return Rows(self.customer.filter(kept), self.type.filter(kept), **numbers)
 
 
-NUMBERS = ("batch", "day", "own_month", "month", "low", "high", "events", "last_us")
+MICROS_MAX = 2**63 - 1
+NUMBERS = ("batch", "day", "own_month", "month", "micros", "events", "last_us")
 
 
 def journal_rows(
@@ -68,7 +69,6 @@ def journal_rows(
     for table in _pieces(journal.entries(after=after, upto=upto, encoded=["type"]), ENTRY_COLUMNS, rows_max):
         batch, day = _numbers(table["batch"]), _numbers(table["day"].cast(pa.int32()))
         own_month = months_of_days(day)
-        micros = _numbers(table["amount_micros"])
         yield Rows(
             customer=_whole(table["customer"]),
             type=_whole(table["type"].unify_dictionaries()),
@@ -76,8 +76,7 @@ def journal_rows(
             day=day,
             own_month=own_month,
             month=billed_months(own_month, batch, records, calendar),
-            low=micros.view(np.uint64),
-            high=micros >> 63,
+            micros=_numbers(table["amount_micros"]),
             events=_numbers(table["event_count"]),
             last_us=_numbers(table["last_at"].cast(pa.int64())),
         )
@@ -89,9 +88,6 @@ def balance_rows(balances: ds.Dataset, *, rows_max: int) -> Iterator[Rows]:
         day = _numbers(table["day"].cast(pa.int32()))
         period = _whole(table["period"]).dictionary_encode()
         months = np.array([month_number(name) for name in period.dictionary.to_pylist()], np.int64)
-        micros = _whole(table["sum_micros"])
-        words = np.frombuffer(micros.buffers()[1], np.uint64).reshape(-1, 2)
-        words = words[micros.offset : micros.offset + len(micros)]
         yield Rows(
             customer=_whole(table["customer"]),
             type=_whole(table["type"]).dictionary_encode(),
@@ -99,8 +95,7 @@ def balance_rows(balances: ds.Dataset, *, rows_max: int) -> Iterator[Rows]:
             day=day,
             own_month=months_of_days(day),
             month=months[period.indices.to_numpy()],
-            low=words[:, 0],
-            high=words[:, 1].view(np.int64),
+            micros=_micros(table),
             events=_numbers(table["event_count"]),
             last_us=_numbers(table["last_at"].cast(pa.int64())),
         )
@@ -118,6 +113,16 @@ def _pieces(dataset: ds.Dataset, columns: list[str], rows_max: int) -> Iterator[
             waiting, rows = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting)
+
+
+def _micros(balances: pa.Table) -> Any:
+    try:
+        return _numbers(balances["sum_micros"])
+    except pa.ArrowInvalid:
+        too_large = pc.greater(
+            pc.abs(balances["sum_micros"]), pa.scalar(MICROS_MAX, balances.schema.field("sum_micros").type)
+        )
+        raise TotalTooLarge(balances["period"].filter(too_large)[0].as_py()) from None
 
 
 def _numbers(column: pa.ChunkedArray) -> Any:

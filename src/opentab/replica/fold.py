@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from opentab.core.errors import ReplicaMismatch
+from opentab.core.errors import ReplicaMismatch, TotalTooLarge
 from opentab.core.periods import Period, day_of_number, period_of_month
 from opentab.core.records import BatchRecord
 from opentab.ledger.billed_in import different, months_of_days
 from opentab.ledger.rows import Ints, Rows
 from opentab.ledger.sums import BatchSums, check_batches
 from opentab.replica import blocks, row
-from opentab.replica.name_order import Listed, Names, in_order
+from opentab.replica.cell import Cell, cells_at
+from opentab.replica.name_order import Names, in_order
 from opentab.replica.store import SEPARATOR, SUMMED, Change
-from opentab.replica.top_customers import Tops, found_anew, take_in, too_few
-from opentab.replica.wide import Cells, Sums, Words, are_narrow, micros_of, sum_micros
+from opentab.replica.top_customers import TopCustomers, with_totals
 
 CUSTOMERS_AT_A_TIME = 12_500  # their rows fit into a processor's cache
 ADJUSTED = 0  # the column of a customer's row that holds all adjustments
@@ -33,7 +32,7 @@ class Fold:
         self._change = change
         self.types = list(types)  # new ones come at the end
         self.new_customers: Counter[Period] = Counter()
-        self.adjusted: dict[Period, tuple[int, int]] = {}  # micros and events of earlier periods, by where billed
+        self.adjusted: dict[Period, Cell] = {}  # of earlier periods, by where billed
         self.sums: dict[str, tuple[int, int]] = dict.fromkeys(SUMMED, (0, 0))
         self.rows = 0
 
@@ -43,103 +42,75 @@ class Fold:
             return
         self.rows += len(rows)
         type_at = self._types_of(rows.type)
-        month, month_at = different(rows.month)
-        self._add_sums(_summed(rows, (month, month_at), type_at, len(self.types)))
-        self._add_customers(rows, list(map(period_of_month, month.tolist())), month_at, type_at)
+        self._add_sums(rows, type_at)
+        self._add_customers(rows, type_at)
 
-    def _add_sums(self, few: _Few) -> None:
+    def _add_sums(self, rows: Rows, type_at: Ints) -> None:
         """Add to the tables that are not by customer."""
-        own_months, days, months = (different(numbers) for numbers in (few.own_month, few.day, few.month))
-        self._add_small("types", few, _named(own_months, period_of_month), few.type_at)
-        self._add_small("days", few, _named(days, lambda day: str(day_of_number(day))), few.type_at)
-        self._add_small("periods", few, _named(months, period_of_month), None)
-        self._count("customers", few.low, few.high, few.events)
-        self._count_adjusted(few)
+        tables: dict[str, dict[bytes, Cell]] = {"types": {}, "days": {}, "periods": {}}
+        total = Cell()
+        for month, own_month, day, type_, cell in _by_day(rows, type_at, len(self.types)):
+            period, own, name = period_of_month(month), period_of_month(own_month), self.types[type_]
+            for table, key in (("types", own + name), ("days", f"{day_of_number(day)}{name}"), ("periods", period)):
+                known = tables[table].get(key.encode())
+                tables[table][key.encode()] = known.plus(cell) if known else cell
+            if period != own:
+                # It is told also when the period's customers are left to the ledger.
+                self.adjusted[period] = self.adjusted.get(period, Cell()).plus(cell)
+            total = total.plus(cell)
+        for table, cells in tables.items():
+            self._change.add(table, cells)
+        for table in (*tables, blocks.TABLE):
+            self._count(table, total)
 
-    def _add_customers(self, rows: Rows, months: Sequence[Period], month_at: Ints, type_at: Ints) -> None:
+    def _add_customers(self, rows: Rows, type_at: Ints) -> None:
         ordered = in_order(rows.customer)
+        month, month_at = different(rows.month)
         adjusted = rows.month != rows.own_month
         column = np.where(adjusted, ADJUSTED, type_at + 1)
         # Side by side: what lies together is fetched at once.
-        lines = np.stack([column, rows.low.view(np.int64), rows.events, rows.last_us], axis=1)
-        high = None if are_narrow(rows.low, rows.high) else rows.high
-        for index, period in enumerate(months):
-            own = ordered if len(months) == 1 else ordered.where(month_at[ordered.rows] == index)
-            self._add_period(period, own, lines, high)
+        lines = np.stack([column, rows.micros, rows.events, rows.last_us], axis=1)
+        months = list(map(period_of_month, month.tolist()))
+        for period, own in zip(months, ordered.split(month_at, len(months)), strict=True):
+            try:
+                self._add_period(period, own, lines)
+            except OverflowError:
+                raise TotalTooLarge(period) from None
         if adjusted.any():
-            customer_at = np.empty(len(rows), np.int64)
-            customer_at[ordered.rows] = ordered.name_at
-            self._add_adjustments(rows, adjusted, ordered.names, months, month_at, customer_at, type_at)
+            self._add_adjustments(rows, np.flatnonzero(adjusted), type_at)
 
-    def _add_period(self, period: Period, own: Names, lines: Ints, high: Ints | None) -> None:
+    def _add_period(self, period: Period, own: Names, lines: Ints) -> None:
         """Add rows of one period, which come in the order of the customers; some thousand customers at a time."""
         edges = np.append(np.flatnonzero(own.begins), len(own.rows))
-        totals: list[Cells] = []
+        totals: list[Ints] = []
         for start in range(0, len(own.names), CUSTOMERS_AT_A_TIME):
             here = own.names[start : start + CUSTOMERS_AT_A_TIME]
             first, past = edges[start], edges[start + len(here)]
-            taken = own.rows[first:past]
-            column, low, events, last_us = lines.take(taken, axis=0).T
-            added = row.summed(
-                1 + len(self.types),
-                edges[start : start + len(here)] - first,
-                column,
-                low.view(np.uint64),
-                None if high is None else high[taken],
-                events,
-                last_us,
-            )
+            begins = edges[start : start + len(here)] - first
+            column, micros, events, last_us = lines.take(own.rows[first:past], axis=0).T
+            added = row.summed(1 + len(self.types), begins, column, micros, events, last_us)
             now, new = blocks.add(self._change, period.encode(), here, added)
             self.new_customers[period] += new
             totals.append(now.totals())
-        _keep_tops(self._change, period, Listed(own.names), np.concatenate(totals))
+        _keep_top_customers(self._change, period, own.names, np.concatenate(totals))
 
-    def _add_adjustments(
-        self, rows: Rows, adjusted: Ints, names: pa.Array, months: Sequence[Period], *at: Ints
-    ) -> None:
-        month_at, customer_at, type_at = (numbers[adjusted] for numbers in at)
-        own, own_at = _named(different(rows.own_month[adjusted]), period_of_month)
-        shape = (len(months), len(names), len(own), len(self.types))
-        here, cell_at = np.unique(
-            np.ravel_multi_index((month_at, customer_at, own_at, type_at), shape), return_inverse=True
-        )
-        keys = []
-        for month, customer, own_month, type_ in np.stack(np.unravel_index(here, shape), axis=1).tolist():
-            line = f"{SEPARATOR}{own[own_month]}{self.types[type_]}"
-            keys.append(months[month].encode() + names[customer].as_py() + line.encode())
-        sums = Sums(len(here))
-        sums.add(cell_at, *(getattr(rows, name)[adjusted] for name in ("low", "high", "events", "last_us")))
-        self._add_sorted("adjustments", keys, sums.cells())
-        self._count("adjustments", rows.low[adjusted], rows.high[adjusted], rows.events[adjusted])
+    def _add_adjustments(self, rows: Rows, here: Ints, type_at: Ints) -> None:
+        """Say what the adjustments of each customer are made of."""
+        cells: dict[bytes, Cell] = {}
+        customers = rows.customer.take(pa.array(here)).to_pylist()
+        columns = (rows.month, rows.own_month, type_at, rows.micros, rows.events, rows.last_us)
+        for customer, month, own_month, type_, *amounts in zip(
+            customers, *(numbers[here].tolist() for numbers in columns), strict=True
+        ):
+            line = f"{period_of_month(month)}{customer}{SEPARATOR}{period_of_month(own_month)}{self.types[type_]}"
+            cells[line.encode()] = cells.get(line.encode(), Cell()).plus(Cell(*amounts))
+        self._change.add("adjustments", cells)
+        for cell in cells.values():
+            self._count("adjustments", cell)
 
-    def _count_adjusted(self, few: _Few) -> None:
-        """What each period was billed of earlier ones: it is told also when its customers are left to the ledger."""
-        adjusted = few.month != few.own_month
-        for month in np.unique(few.month[adjusted]).tolist():
-            here = adjusted & (few.month == month)
-            micros, events = self.adjusted.get(period_of_month(month), (0, 0))
-            more = sum_micros(few.low[here], few.high[here])
-            self.adjusted[period_of_month(month)] = (micros + more, events + int(few.events[here].sum()))
-
-    def _add_small(self, table: str, few: _Few, names: tuple[Sequence[str], Ints], type_at: Ints | None) -> None:
-        """Add to a table with few keys: by a name, or by a name and a type."""
-        texts, at = names
-        if type_at is not None:
-            at = at * len(self.types) + type_at
-            texts = [text + type_ for text in texts for type_ in self.types]
-        sums = Sums(len(texts))
-        sums.add(at, few.low, few.high, few.events, few.last_us)
-        present = np.flatnonzero(np.bincount(at, minlength=len(texts)))
-        self._add_sorted(table, [texts[i].encode() for i in present.tolist()], sums.cells()[present])
-        self._count(table, few.low, few.high, few.events)
-
-    def _add_sorted(self, table: str, keys: list[bytes], added: Cells) -> None:
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        self._change.add(table, [keys[i] for i in order], added[order])
-
-    def _count(self, table: str, low: Words, high: Ints, events: Ints) -> None:
+    def _count(self, table: str, cell: Cell) -> None:
         micros, count = self.sums[table]
-        self.sums[table] = (micros + sum_micros(low, high), count + int(events.sum()))
+        self.sums[table] = (micros + cell.micros, count + cell.events)
 
     def _types_of(self, types: pa.DictionaryArray) -> Ints:
         names = types.dictionary.to_pylist()
@@ -149,41 +120,15 @@ class Fold:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Few:
-    """Rows summed by month, day and type, over all customers: many rows become few."""
-
-    month: Ints
-    own_month: Ints
-    day: Ints
-    type_at: Ints
-    low: Words
-    high: Ints
-    events: Ints
-    last_us: Ints
-
-
-def _summed(rows: Rows, months: tuple[Ints, Ints], type_at: Ints, types: int) -> _Few:
-    (month, month_at), (day, day_at) = months, different(rows.day)
-    shape = (len(month), len(day), types)
-    at = (month_at * len(day) + day_at) * types + type_at
-    sums = Sums(len(month) * len(day) * types)
-    sums.add(at, rows.low, rows.high, rows.events, rows.last_us)
-    present = np.flatnonzero(np.bincount(at, minlength=len(month) * len(day) * types))
-    cells = sums.cells()[present]
-    month_at, day_at, type_at = np.unravel_index(present, shape)
+def _by_day(rows: Rows, type_at: Ints, types: int) -> Iterator[tuple[int, int, int, int, Cell]]:
+    """Rows summed over all customers, by month, own month, day and type: many rows become few."""
+    (month, month_at), (day, day_at) = different(rows.month), different(rows.day)
+    present, at = _occurring((month_at * len(day) + day_at) * types + type_at)
+    cells = cells_at(at, len(present), rows.micros, rows.events, rows.last_us)
+    month_at, day_at, type_at = np.unravel_index(present, (len(month), len(day), types))
     own_month = months_of_days(day)[day_at]
-    sums_of = cells["sum"]
-    return _Few(
-        month=month[month_at],
-        own_month=own_month,
-        day=day[day_at],
-        type_at=type_at,
-        low=sums_of["low"],
-        high=sums_of["high"],
-        events=sums_of["events"],
-        last_us=cells["last_us"],
-    )
+    columns = (month[month_at], own_month, day[day_at], type_at)
+    return zip(*(numbers.tolist() for numbers in columns), cells, strict=True)
 
 
 class Tally:
@@ -191,21 +136,19 @@ class Tally:
 
     def __init__(self, after: int, upto: int) -> None:
         self._after = after
-        self._sums = Sums(upto - after)
+        self._cells = [Cell()] * (upto - after)
         self._rows = np.zeros(upto - after, np.int64)
 
     def add(self, rows: Rows) -> None:
-        at = rows.batch - self._after - 1
-        self._sums.add(at, rows.low, rows.high, rows.events, rows.last_us)
-        self._rows += np.bincount(at, minlength=len(self._rows))
+        at, count = rows.batch - self._after - 1, len(self._cells)
+        cells = cells_at(at, count, rows.micros, rows.events, rows.last_us)
+        self._cells = list(map(Cell.plus, self._cells, cells))
+        self._rows += np.bincount(at, minlength=count)
 
     def check(self, records: Iterable[BatchRecord]) -> None:
         """Stop if a batch's entries are not what its record says."""
-        found = zip(self._rows.tolist(), self._sums.cells()["sum"], strict=True)
-        batches = enumerate(found, start=self._after + 1)
-        check_batches(
-            {batch: BatchSums(n, int(sums["events"]), micros_of(sums)) for batch, (n, sums) in batches}, records
-        )
+        found = enumerate(zip(self._rows.tolist(), self._cells, strict=True), start=self._after + 1)
+        check_batches({batch: BatchSums(rows, cell.events, cell.micros) for batch, (rows, cell) in found}, records)
 
 
 def check_all(fold: Fold, records: Sequence[BatchRecord]) -> None:
@@ -222,18 +165,19 @@ def _compare(what: str, found: tuple[int, int], records: Sequence[BatchRecord]) 
         )
 
 
-def _named(numbers: tuple[Ints, Ints], name: Callable[[int], str]) -> tuple[list[str], Ints]:
-    """Different numbers by name, and for each number the place of its name."""
-    different, at = numbers
-    return list(map(name, different.tolist())), at
+def _occurring(numbers: Ints) -> tuple[Ints, Ints]:
+    """The different ones of some numbers in order, and for each its place among them. Memory follows the numbers."""
+    if len(numbers) and int(numbers.max()) - int(numbers.min()) < len(numbers):
+        return different(numbers)  # many times quicker, but it takes a cell for whatever might occur
+    present, at = np.unique(numbers, return_inverse=True)
+    return present, at
 
 
-def _keep_tops(change: Change, period: Period, names: Listed, totals: Cells) -> None:
+def _keep_top_customers(change: Change, period: Period, names: pa.Array, totals: Ints) -> None:
     """Take new totals into the tops of their period."""
     at = period.encode()
     known = change.get("tops", at)
-    tops = msgspec.json.decode(known, type=Tops) if known else Tops(members={})
-    take_in(tops, names, totals)
-    if too_few(tops):
-        tops = found_anew((name.decode(), micros) for name, micros in blocks.totals(change, at))
+    tops = msgspec.json.decode(known, type=TopCustomers) if known else TopCustomers(members={})
+    everyone = ((name.decode(), micros) for name, micros in blocks.totals(change, at))
+    tops = with_totals(tops, names, totals, everyone)
     change.put("tops", [(at, msgspec.json.encode(tops))])

@@ -43,6 +43,7 @@ def follow(home: Home, *, parent: int) -> None:
             if time.monotonic() - told > tell_seconds:
                 tell(ledger, home.path, follower.position, now_us=time.time_ns() // 1000)
                 told = time.monotonic()
+                follower.store.clear_dead_readers()
             with reading(ledger):
                 now = [news_of(ledger / table) for table in ("journal", "invoices")]
                 if now == seen:

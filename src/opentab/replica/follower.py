@@ -6,6 +6,8 @@ of another home or of another history is thrown away and made anew from the bala
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -28,18 +30,19 @@ from opentab.ledger.journal import Journal
 from opentab.ledger.rows import balance_rows, journal_rows
 from opentab.replica import blocks, store
 from opentab.replica.batches import keep_batches
+from opentab.replica.cell import exact_sum, read_cell
 from opentab.replica.flags import clear_damage, reported_damage
 from opentab.replica.fold import Fold, Tally, check_all
-from opentab.replica.period_statistics import Facts, facts_of, issued
+from opentab.replica.period_statistics import PeriodStatistics, issued, statistics_of
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
-from opentab.replica.wide import read_cell, sum_micros
 from opentab.runtime import crash
 from opentab.runtime.config import Home
 from opentab.tables.table import news_of
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
 PIECE_ROWS = 2_000_000  # of them at a time in memory
-PROBE_SECONDS_MAX = 300
+PROBE = [sys.executable, "-m", "opentab.replica.probe"]
+SILENCE_SECONDS_MAX = 60.0  # of a probe, which says every second that it makes progress
 
 Number = TypeVar("Number", int, float)
 
@@ -64,6 +67,7 @@ class Follower:
         if not is_whole(self.path):
             store.remove(self.path)
         self.store = Store(self.path, writable=True)
+        self.store.clear_dead_readers()
         self._invoices: Invoices | None = None
         self._invoices_news: object = None
         self._inode = inode_of(self.path)
@@ -166,7 +170,7 @@ class Follower:
         """Fold a snapshot, and what was final by then: that is in the journal alone."""
         micros = events = 0
         for rows in balance_rows(snapshot.rows, rows_max=PIECE_ROWS):
-            micros += sum_micros(rows.low, rows.high)
+            micros += exact_sum(rows.micros)
             events += int(rows.events.sum())
             fold.add(rows)
         snapshot.check(fold.rows, events, micros)
@@ -193,9 +197,11 @@ class Follower:
         cold_upto = max(before.cold_upto, self._cold_upto(new))
         count = self._fold_invoices(change, invoices, after=before.invoices_position, upto=upto, cold_upto=cold_upto)
         for period, customers in fold.new_customers.items():
-            _add_facts(change, period, Facts(customers=customers))
-        for period, (micros, events) in fold.adjusted.items():
-            _add_facts(change, period, Facts(adjusted_micros=str(micros), adjusted_events=events))
+            _add_statistics(change, period, PeriodStatistics(customers=customers))
+        for period, cell in fold.adjusted.items():
+            _add_statistics(
+                change, period, PeriodStatistics(adjusted_micros=str(cell.micros), adjusted_events=cell.events)
+            )
         keep_batches(change, new)
         if cold_upto > before.cold_upto:
             _take_out(change, cold_upto, fold)
@@ -250,7 +256,7 @@ class Follower:
                 rows = invoices.rows_of([file])
                 connection.register("invoices", rows)
                 facts = issued(connection)
-                _add_facts(change, file.period, facts)
+                _add_statistics(change, file.period, facts)
                 count += facts.invoices + facts.revisions
                 if file.period > cold_upto:
                     currency = self.home["billing.currency"]
@@ -274,13 +280,13 @@ def is_whole(path: Path) -> bool:
     """Whether a copy can be read from end to end and adds up. A process of its own looks: a torn file may kill it."""
     if not (path / store.DATA_NAME).exists():
         return True
-    probe = subprocess.run(
-        [sys.executable, "-m", "opentab.replica.probe", str(path)],
-        capture_output=True,
-        timeout=PROBE_SECONDS_MAX,
-        check=False,
-    )
-    return probe.returncode == 0
+    with subprocess.Popen([*PROBE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as probe:
+        assert probe.stdout is not None
+        while select.select([probe.stdout], [], [], SILENCE_SECONDS_MAX)[0]:
+            if not os.read(probe.stdout.fileno(), 4096):
+                return probe.wait() == 0
+        probe.kill()  # it hangs
+    return False
 
 
 def _next_step(records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
@@ -293,8 +299,8 @@ def _next_step(records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
     return records
 
 
-def _add_facts(change: Change, period: Period, new: Facts) -> None:
-    facts = facts_of(change, period) + new
+def _add_statistics(change: Change, period: Period, new: PeriodStatistics) -> None:
+    facts = statistics_of(change, period) + new
     change.put("facts", [(period.encode(), msgspec.json.encode(facts))])
 
 

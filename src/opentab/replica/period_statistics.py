@@ -19,7 +19,7 @@ ISSUED = """
 """
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PeriodStatistics(msgspec.Struct, frozen=True):
     """One period."""
 
     customers: int = 0
@@ -32,10 +32,10 @@ class Facts(msgspec.Struct, frozen=True):
     adjusted_micros: str = "0"  # of earlier periods, billed in this one; a text, for it may be wide
     adjusted_events: int = 0
 
-    def __add__(self, other: Facts) -> Facts:
+    def __add__(self, other: PeriodStatistics) -> PeriodStatistics:
         """Both together; the other one is the later."""
         first = self if self.closed_us is not None else other
-        return Facts(
+        return PeriodStatistics(
             customers=self.customers + other.customers,
             invoices=self.invoices + other.invoices,
             revisions=self.revisions + other.revisions,
@@ -48,13 +48,13 @@ class Facts(msgspec.Struct, frozen=True):
         )
 
 
-def facts_of(snapshot: Snapshot, period: Period) -> Facts:
+def statistics_of(snapshot: Snapshot, period: Period) -> PeriodStatistics:
     """What is known of a period."""
     known = snapshot.get("facts", period.encode())
-    return msgspec.json.decode(known, type=Facts) if known else Facts()
+    return msgspec.json.decode(known, type=PeriodStatistics) if known else PeriodStatistics()
 
 
-def issued(connection: duckdb.DuckDBPyConnection) -> Facts:
+def issued(connection: duckdb.DuckDBPyConnection) -> PeriodStatistics:
     """What the view `invoices`, some invoices of one period issued at one position, adds."""
     ((count, revisions, minor, at_us, position, revised_us),) = connection.execute(ISSUED).fetchall()
-    return Facts(0, count, revisions, str(int(minor)), at_us, position, revised_us)
+    return PeriodStatistics(0, count, revisions, str(int(minor)), at_us, position, revised_us)

@@ -1,19 +1,27 @@
-"""Reads a replica from end to end; the exit code says whether it is whole: python -m opentab.replica.probe PATH"""
+"""Reads a replica from end to end: python -m opentab.replica.probe PATH
+
+The exit code says whether it is whole. On the way it prints a dot a second for as long as it makes progress: a large
+copy may take as long as it needs, and a probe that hangs is noticed.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from opentab.core.errors import ReplicaDamaged
 from opentab.replica import blocks
+from opentab.replica.cell import read_cell
 from opentab.replica.checksum import damaged
 from opentab.replica.store import FORMAT, SUMMED, TABLES, Snapshot, Store
-from opentab.replica.wide import read_cell
+
+TELL_SECONDS = 1.0
 
 
-def examine(path: Path) -> None:
-    """Raise ReplicaDamaged if a copy does not match its checksums or does not add up."""
+def examine(path: Path, progress: Callable[[], None]) -> None:
+    """Raise ReplicaDamaged if a copy does not match its checksums or does not add up. Each value read is progress."""
     store = Store(path, writable=False)
     with store.read() as snapshot:
         meta = snapshot.meta()
@@ -22,17 +30,18 @@ def examine(path: Path) -> None:
         if meta.format != FORMAT:
             raise damaged(f"it has format {meta.format}")
         for table in TABLES:
-            sums = _examine_blocks(snapshot) if table == blocks.TABLE else _examine(snapshot, table)
+            sums = _examine_blocks(snapshot, progress) if table == blocks.TABLE else _examine(snapshot, table, progress)
             micros, events = meta.sums.get(table, ("0", 0))
             if table in SUMMED and sums != (int(micros), events):
                 raise damaged(f"the {table} add up to {sums[0]}, not {micros}")
     store.close()
 
 
-def _examine(snapshot: Snapshot, table: str) -> tuple[int, int]:
+def _examine(snapshot: Snapshot, table: str, progress: Callable[[], None]) -> tuple[int, int]:
     """Read every value, and look for it as others do; returns what they add up to."""
     micros = events = 0
     for key, value in snapshot.scan(table, b""):
+        progress()
         if snapshot.get(table, key) != value:
             raise damaged(f"{key!r} of the {table} is not found")
         if table in SUMMED:
@@ -41,9 +50,10 @@ def _examine(snapshot: Snapshot, table: str) -> tuple[int, int]:
     return micros, events
 
 
-def _examine_blocks(snapshot: Snapshot) -> tuple[int, int]:
+def _examine_blocks(snapshot: Snapshot, progress: Callable[[], None]) -> tuple[int, int]:
     micros = events = 0
     for key, value in snapshot.scan_blocks(b""):
+        progress()
         found = snapshot.first_block(key, prefix=b"")
         if found is None or found[0] != key:
             raise damaged(f"the block {key!r} is not found")
@@ -52,9 +62,24 @@ def _examine_blocks(snapshot: Snapshot) -> tuple[int, int]:
     return micros, events
 
 
+class Dots:
+    """Says once in a while that there was progress."""
+
+    def __init__(self, seconds: float = TELL_SECONDS) -> None:
+        self._seconds = seconds
+        self._told = time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= self._seconds:
+            self._told = now
+            sys.stdout.write(".")
+            sys.stdout.flush()
+
+
 if __name__ == "__main__":
     try:
-        examine(Path(sys.argv[1]))
+        examine(Path(sys.argv[1]), Dots())
     except ReplicaDamaged as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

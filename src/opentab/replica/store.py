@@ -16,31 +16,27 @@ only importer of lmdb.
 
 Every value ends with a checksum (checksum.py), which is checked whenever it is read; blocks have several of their own.
 What does not match, or makes LMDB itself fail, is ReplicaDamaged. Whoever reads a copy that another process writes
-reports it (trouble.py), and the writer begins anew.
+reports it (flags.py), and the writer begins anew.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from operator import is_
 from pathlib import Path
-from struct import Struct
 from typing import cast
 
 import lmdb
 import msgspec
-import numpy as np
 
 from opentab.core.errors import DiskFull, ReplicaDamaged, ReplicaError, means_disk_full
+from opentab.replica.cell import Cell, read_cell
 from opentab.replica.checksum import damaged, opened, sealed
 from opentab.replica.flags import report_damage
-from opentab.replica.wide import Cells, add
 
-FORMAT = 5
+FORMAT = 6
 BLOCKS = "customers"  # the table whose values have checksums of their own (blocks.py)
 SUMMED = ("customers", "adjustments", "types", "days", "periods")
 TABLES = (*SUMMED, "facts", "tops", "invoices", "batches")
@@ -117,6 +113,13 @@ class Store:
 
     def close(self) -> None:
         self._env.close()
+
+    def clear_dead_readers(self) -> int:
+        """Free the slots of readers that died in a view: LMDB keeps a view's pages for as long as its slot lives."""
+        try:
+            return self._env.reader_check()
+        except lmdb.Error as error:
+            raise _trouble(self.path, error) from error
 
     def read(self) -> Reading:
         """A view of one position, for as long as it is held."""
@@ -253,22 +256,17 @@ class Snapshot:
 class Change(Snapshot):
     """A step under way."""
 
-    def add(self, table: str, keys: Sequence[bytes], added: Cells) -> tuple[Cells, int]:
-        """Add cells or rows to those that are there. Keys are sorted and different.
-
-        Returns them as they are now, and how many are new.
-        """
+    def add(self, table: str, cells: Mapping[bytes, Cell]) -> None:
+        """Add cells to those that are there."""
+        keys = sorted(cells)
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
             found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys))
-            known = [(key, opened(key, value)) for key, value in found]
+            known = {key: read_cell(opened(key, value)) for key, value in found}
             if len(known) < len(keys) and cursor.first():
-                for key in set(keys).difference(key for key, _ in known):
+                for key in cells.keys() - known.keys():
                     _check_absent(cursor, key)
-            now = _added(keys, known, added) if known else added
-            values = Struct(f"{now.dtype.itemsize}s").iter_unpack(now.tobytes())
-            items = [(key, sealed(key, value)) for key, (value,) in zip(keys, values, strict=True)]
-            cursor.putmulti(items, overwrite=True)
-        return now, len(keys) - len(known)
+            now = [(key, cells[key].plus(known.get(key, Cell()))) for key in keys]
+            cursor.putmulti([(key, sealed(key, cell.packed())) for key, cell in now], overwrite=True)
 
     def put(self, table: str, items: Iterable[tuple[bytes, bytes]]) -> None:
         with self._transaction.cursor(db=self._store.table(table)) as cursor:
@@ -318,27 +316,6 @@ def _reserve(lock: Path) -> None:
 def remove(path: Path) -> None:
     """Take a copy away that is of no use any more. Readers keep what they have open."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _added(keys: Sequence[bytes], known: Sequence[tuple[bytes, bytes]], added: Cells) -> Cells:
-    """Known values, and blank ones for new keys, with what is added to each."""
-    size = added.dtype.itemsize
-    fresh = None
-    if len(known) == len(keys):
-        values = [value for _, value in known]
-    else:
-        found, blank = list(map(dict(known).get, keys)), bytes(size)
-        values = [blank if value is None else value for value in found]
-        fresh = np.fromiter(map(partial(is_, None), found), np.bool_, len(keys))
-    joined = b"".join(values)
-    if len(joined) != size * len(keys):
-        # Some are of a time when there were fewer types.
-        joined = b"".join([value.ljust(size, b"\0") for value in values])
-    before = np.frombuffer(joined, added.dtype)
-    if fresh is not None:
-        before = before.copy()
-        before["last_us"][fresh] = added["last_us"][fresh]
-    return add(before, added)
 
 
 def _first(cursor: lmdb.Cursor, key: bytes, prefix: bytes) -> tuple[bytes, Buffer] | None:

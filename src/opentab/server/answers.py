@@ -33,11 +33,11 @@ from opentab.ledger.period_status import missing, partitions_json
 from opentab.ledger.totals import Total
 from opentab.replica import blocks
 from opentab.replica.batches import BatchSummary, last_batches
+from opentab.replica.cell import read_cell
 from opentab.replica.checksum import damaged
-from opentab.replica.period_statistics import facts_of
+from opentab.replica.period_statistics import statistics_of
 from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
-from opentab.replica.top_customers import TOP, Tops
-from opentab.replica.wide import read_cell
+from opentab.replica.top_customers import TOP, TopCustomers
 from opentab.server.archive import Archive
 from opentab.server.position_view import Moment
 
@@ -223,7 +223,7 @@ class Answers:
         calendar, status = self.moment.calendar, self.moment.status(period)
         end_us = calendar.end_us(period)
         waits = missing(status, end_us, record)
-        facts = facts_of(self._snapshot, period)
+        facts = statistics_of(self._snapshot, period)
         if not facts.customers:
             raise damaged(f"the facts of {period} are not found")
         micros, events, last_us = read_cell(value)
@@ -312,7 +312,7 @@ class Answers:
         known = self._snapshot.get("tops", period.encode())
         if known is None and period in self.moment.periods:
             raise damaged(f"the top customers of {period} are not found")
-        return [name for name, _ in msgspec.json.decode(known, type=Tops).ordered()] if known else []
+        return [name for name, _ in msgspec.json.decode(known, type=TopCustomers).ordered()] if known else []
 
     def _old_customers(self, period: Period) -> Iterator[CustomerTotal]:
         self.ask_ledger()
