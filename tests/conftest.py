@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from law_examples import PROFILES
 from opentab.log import DirectoryLog, Producer
 from opentab.runtime import config
 from opentab.runtime.config import Home
@@ -20,7 +21,10 @@ from product import OPENTAB
 # Java's quick compiler alone: a test's Spark lives for seconds, and needs two thirds of the processor's time with it.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
-settings.register_profile("opentab", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+for name, count in PROFILES.items():
+    settings.register_profile(
+        name, max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
 settings.load_profile("opentab")
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import bill_ready, log_of, names_of, new_home, open_job, segments_portion, waiting_portion
 from opentab.audit import verify
 from opentab.core.errors import Fenced, LedgerBug, LogError
@@ -120,7 +121,7 @@ def facts(record: BatchRecord) -> tuple[object, ...]:
             record.sum_micros, record.rejections)  # fmt: skip
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(segments, st.lists(steps, max_size=8), st.lists(st.sampled_from(["a", "b"]), min_size=8, max_size=8))
 def test_any_order_split_and_crash_gives_the_events(
     batches: list[list[str]], script: list[Step], partitions: list[str]
