@@ -64,7 +64,11 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	@uv=$$(command -v .tools/uv/bin/uv || command -v uv) && $$uv pip compile -q pyproject.toml --extra tools --group dev --universal \
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock && \
 	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
-	  --upgrade -o requirements-newest-spark.lock
+	  --upgrade -o requirements-newest-spark.lock && \
+	  for group in uv flink build; do \
+	    $$uv pip compile -q --group $$group --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	      --upgrade -o requirements-$$group.lock || exit 1; \
+	  done
 
 golden: setup  ## write a golden home of this version, for later versions to read
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/golden.py

@@ -63,7 +63,9 @@ def build(root: Path) -> None:
     if uv is None:
         sys.exit("opentab: uv is missing; run scripts/setup")
     shutil.rmtree(root / "dist", ignore_errors=True)
-    done = subprocess.run([uv, "build", "--quiet", "--out-dir", str(root / "dist"), str(root)], check=False)
+    # What builds it has hashes, too.
+    hashed = ["--require-hashes", "--build-constraints", str(root / "requirements-build.lock")]
+    done = subprocess.run([uv, "build", "--quiet", *hashed, "--out-dir", str(root / "dist"), str(root)], check=False)
     if done.returncode:
         sys.exit("opentab: the wheel was not built; what uv says above tells why")
 

@@ -21,6 +21,9 @@ from product import OPENTAB
 # Java's quick compiler alone: a test's Spark lives for seconds, and needs two thirds of the processor's time with it.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
+# What a test writes is its own, as an operator's secrets have to be.
+os.umask(0o077)
+
 for name, count in PROFILES.items():
     settings.register_profile(
         name, max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

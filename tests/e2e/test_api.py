@@ -7,7 +7,10 @@ import csv
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ from opentab.ledger.journal import Journal
 from opentab.replica.follower import is_whole
 from opentab.runtime import config
 from opentab.runtime.config import Home
+from opentab.server import queries
 from opentab.server.limits import HEADER_BYTES_MAX, PATH_BYTES_MAX, InTime
+from opentab.server.tokens import Role, issue, read_key
 from processes import serving, wait_for
 from product import event, json_lines, opentab
 
@@ -358,3 +363,55 @@ def test_the_document_has_examples(app: App) -> None:
 def test_no_body_of_events_is_ever_a_fault_of_ours(app: App, body: bytes, media: str) -> None:
     answer = app.request("POST", "/v1/events", content=body, headers={"content-type": media})
     assert answer.status_code in (202, 400, 413, 415, 422), answer.text
+
+
+def test_reads_of_the_ledger_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty that hang are more than the framework has threads; whoever asks for anything else is answered."""
+    home = new_home(tmp_path / "home", '[server]\nkey_file = "key"\nrequest_timeout = "2s"\n')
+    opentab("token", "key", home=home)
+    bill(home, event("ann"))
+    goes_on, running = threading.Event(), []
+
+    def hangs(*args: Any, **options: Any) -> list[dict[str, object]]:
+        running.append(1)
+        assert goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(queries, "usage", hangs)
+    usage, read = "/v1/customers/ann/usage", "/v1/customers/ann?min_position=0"
+    key = read_key(home)
+    assert key is not None
+
+    async def ask(app: App) -> None:
+        async with app.client() as client:
+
+            async def get(path: str, holder: dict[str, str]) -> tuple[int, str | None]:
+                answer = await client.get(path, headers=holder)
+                return answer.status_code, answer.headers.get("retry-after")
+
+            holders = [
+                {"authorization": f"Bearer {issue(key, Role.READER, customer=None, lifetime=timedelta(days=1))}"}
+                for _ in range(9)
+            ]
+            one, other, *others = holders
+            many = [asyncio.create_task(get(usage, one)) for _ in range(60)]
+            refused = [await first for first in islice(asyncio.as_completed(many), 56)]
+            assert refused == [(429, "2")] * 56
+            assert [await get(path, one) for path in ("/healthz", read)] == [(200, None)] * 2
+            freed = [answer for answer in await asyncio.gather(*many) if answer != (429, "2")]
+            assert freed == [(503, "5")] * 4, "a time-out frees whoever asked"
+            too_many = [await get(usage, one), *await asyncio.gather(*(get(usage, b) for b in others * 3))]
+            assert too_many.count((429, "2")) == 1, "they still run"
+            assert too_many.count((503, "2")) == 9, "so many wait for all together"
+            assert [await get(path, other) for path in ("/healthz", read)] == [(200, None)] * 2
+            assert len(running) == 2
+            goes_on.set()
+            while (answer := await get(usage, other)) == (503, "2"):
+                await asyncio.sleep(0.01)
+            assert answer == (200, None)
+
+    with app_of(home) as app:
+        try:
+            asyncio.run(ask(app))
+        finally:
+            goes_on.set()

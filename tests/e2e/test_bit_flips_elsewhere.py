@@ -26,7 +26,7 @@ import pyarrow as pa
 import pytest
 
 from apps import App, app_of
-from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
+from ledgers import SETTINGS, batch_of_segments, bill, log_of, names_of, new_home, open_job
 from opentab.audit import verify
 from opentab.audit.raw import RawDirectory
 from opentab.billing import cross_task
@@ -217,7 +217,7 @@ def test_a_correction_is_not_made_of_a_flipped_line(tmp_path: Path, monkeypatch:
         producer.append(with_id("a1", "1.25").encode())
     job = open_job(home, "run")
     log = log_of(job)
-    frame = segments_portion(job, names_of(log, log.unread(job.positions), 2), tasks=2)
+    frame = batch_of_segments(job, names_of(log, log.unread(job.offsets), 2), tasks=2)
     path = log.path_of("default", 2)
     real = cross_task._set_right
 
@@ -310,7 +310,7 @@ def test_a_copy_that_is_being_made_is_not_asked(tmp_path: Path) -> None:
     home = new_home(tmp_path / "home")
     bill(home, event("ann", "1.25", "2026-01-05T00:00:00Z"))
     Follower(home).close()
-    answer = App(build(home).app).get("/v1/customers/ann")
+    answer = App(build(home)).get("/v1/customers/ann")
     assert (answer.status_code, answer.json()["detail"]) == (503, "the replica is being made")
     # A home without a ledger has nothing, and says so.
     empty = new_home(tmp_path / "empty")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import click
+import pyarrow as pa
 import pytest
 
 from ledgers import bill, new_home
 from opentab.billing.run import Pipeline
 from opentab.cli import base, commands
 from opentab.core.errors import InputError
-from opentab.runtime import config
+from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
 from product import OPENTAB, event, json_lines, opentab
 
@@ -361,3 +366,65 @@ def test_tools_that_are_not_in_the_wheel_say_so(name: str, monkeypatch: pytest.M
     with pytest.raises(InputError, match=f"{name} comes with the source") as caught:
         commands([name, "--anything"], standalone_mode=False)
     assert caught.value.hint == f"clone it and run make {name}"
+
+
+def test_help_lists_every_command_on_a_line_of_its_own(tmp_path: Path) -> None:
+    from opentab.cli.base import TASKS, commands
+
+    shown = opentab("--help").stdout
+    named = [name for lines in TASKS.values() for name in lines]
+    assert sorted(named) == commands.list_commands(click.Context(commands))
+    assert all(f"  {name} " in shown for name in named)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_completion_and_no_colour(tmp_path: Path) -> None:
+    assert "_OPENTAB_COMPLETE" in opentab("completion", "bash").stdout
+    with patch("sys.stdout.isatty", lambda: True), patch.dict(os.environ, {"NO_COLOR": ""}):
+        assert terminal.paint("x", terminal.RED) != "x"
+        os.environ["NO_COLOR"] = "1"
+        assert terminal.paint("x", terminal.RED) == "x"
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lambda data: pa.compress(data, "zstd", asbytes=True)])
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_compressed_files_and_streams_are_taken_as_such(
+    tmp_path: Path, packed: Callable[[bytes], bytes], way: str
+) -> None:
+    data = packed("".join(event() + "\n" for _ in range(3)).encode())
+    (tmp_path / "events").write_bytes(data)
+    files = ["--", str(tmp_path / "events")] if way == "file" else []
+    done = subprocess.run(
+        [*OPENTAB, "ingest", "--home", str(tmp_path / "home"), *files[1:]], input=data, capture_output=True, check=True
+    )
+    assert b"3 lines are in the log" in done.stderr
+    (segment,) = (tmp_path / "home" / "log" / "incoming").glob("*.seg")
+    assert segment.read_bytes().count(event().encode()) == 3
+
+
+def test_a_damaged_archive_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "events.gz").write_bytes(gzip.compress(event().encode() * 1000)[:-9])
+    wrong = opentab("ingest", tmp_path / "events.gz", home=tmp_path / "home", check=False)
+    assert wrong.returncode == 2
+    assert "events.gz is damaged" in wrong.stderr
+
+
+def test_ingest_says_at_once_what_will_be_rejected(tmp_path: Path) -> None:
+    lines = [event(), event(amount="1e3"), "no json", event(amount="0.5x"), event(type="SMOKE")]
+    (tmp_path / "events").write_text("\n".join(lines))
+    said = opentab("ingest", tmp_path / "events", home=tmp_path / "home").stderr
+    assert "2 lines will be rejected: bad_amount. The first is line 2" in said
+    assert "1 line will be rejected: not_json. The first is line 3" in said
+    assert "1 line will be rejected: unknown_type. The first is line 5" in said
+    assert "5 lines are in the log" in said
+    assert "reject" not in opentab("ingest", tmp_path / "none", home=tmp_path / "home", check=False).stderr
+
+
+def test_what_is_asked_wrongly_is_said(billed: Home) -> None:
+    for options, says in (
+        (("--customer", "nobody"), "nothing was billed to a customer 'nobody'"),
+        (("--customer", "nobody", "--format", "json"), "nothing was billed to a customer 'nobody'"),
+        (("--from", "2026-02-01", "--to", "2026-01-01"), "--from 2026-02-01 is after --to 2026-01-01"),
+    ):
+        wrong = opentab("totals", *options, home=billed, check=False)
+        assert wrong.returncode == 2 and says in wrong.stderr, options

@@ -241,6 +241,20 @@ def test_a_slow_receiver_is_waited_for(home: Home, receiver: Receiver) -> None:
     assert len(receiver.puts) == 16
 
 
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("9" * 4_301, 86_400), ("0" * 4_301 + "7", 7), ("000", 0), (" 12 ", 12), ("\u00b2", None), ("soon", None), ("", None),
+        ("Jan +99999999999999 99:99 \t 32", None), ("Fri, 31 Dec 9999 23:59:59 -2359", 86_400),
+        ("Mon, 01 Jan 0001 00:00:00 +2359", 0), ("Thu, 01 Jan 2026 00:00:30 GMT", 30), ("32 Foo 99999", None),
+    ],
+)  # fmt: skip
+def test_whatever_a_receiver_says_of_later_is_a_try_that_failed(said: str, seconds: int | None) -> None:
+    found = judge(503, {"retry-after": said}, "", at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert found.outcome is Outcome.LATER
+    assert found.retry_after == (None if seconds is None else timedelta(seconds=seconds))
+
+
 def test_retry_after_is_honoured(tmp_path: Path, receiver: Receiver) -> None:
     home = home_for(tmp_path, receiver, "http_parallel = 1\n")
 

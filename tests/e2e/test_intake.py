@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from apps import App, app_of
 from ledgers import SETTINGS, new_home
 from opentab.log import DirectoryLog
 from opentab.runtime.config import Home
+from opentab.server import limits
 from opentab.server.intake import (
     BODY_BYTES_MAX,
     EVENTS_MAX,
@@ -23,8 +25,9 @@ from opentab.server.intake import (
     Intake,
     Overloaded,
 )
+from opentab.server.tokens import Role, issue, read_key
 from processes import serving, wait_for
-from product import event
+from product import event, opentab
 
 
 def worker_of(home: Home) -> int | None:
@@ -97,24 +100,46 @@ def test_so_many_requests_wait_for_the_log(tmp_path: Path) -> None:
 
 def test_so_many_bytes_wait_for_the_log(tmp_path: Path) -> None:
     home = new_home(tmp_path / "home")
+    intake = Intake(home)
     line = event()[:-1] + ', "note": "' + "x" * (BODY_BYTES_MAX // EVENTS_MAX - 200) + '"}'
-    body = f"[{','.join([line] * EVENTS_MAX)}]".encode()
-    count = WAITING_BYTES_MAX // (len(line) * EVENTS_MAX) + 1
+    lines = [line.encode()] * EVENTS_MAX
+    with DirectoryLog(home.log_path).lock("default"):
+        waiting = [intake.append(lines) for _ in range(WAITING_BYTES_MAX // (len(line) * EVENTS_MAX))]
+        with pytest.raises(Overloaded, match="the log is slow"):
+            intake.append(lines)
+    assert {len(future.result(timeout=60)) for future in waiting} == {EVENTS_MAX}
+    intake.close()
 
-    async def ask(app: App, held: ExitStack) -> tuple[list[httpx.Response], list[httpx.Response]]:
-        transport = httpx.ASGITransport(app=app.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            headers = {"content-type": "application/json"}
+
+def test_so_many_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = new_home(tmp_path / "home", '[server]\nkey_file = "key"\n')
+    opentab("token", "key", home=home)
+    body = event().encode()
+    monkeypatch.setattr(limits, "UNDER_WAY_HOLDER_BYTES_MAX", 3 * len(body))
+    monkeypatch.setattr(limits, "UNDER_WAY_BYTES_MAX", 5 * len(body))
+
+    async def ask(app: App, held: ExitStack) -> list[list[tuple[int, str | None]]]:
+        tokens = [issue(read_key(home) or b"", Role.INGEST, customer=None, lifetime=timedelta(days=1)) for _ in "ab"]
+        async with app.client(headers={"content-type": "application/json"}) as client:
+
+            async def post(token: str) -> tuple[int, str | None]:
+                headers = {"authorization": f"Bearer {token}"}
+                answer = await client.post("/v1/events", content=body, headers=headers)
+                return answer.status_code, answer.headers.get("retry-after")
+
             asked = [
-                asyncio.create_task(client.post("/v1/events", content=body, headers=headers)) for _ in range(count)
+                [asyncio.create_task(post(token)) for _ in range(count)]
+                for token, count in zip(tokens, (4, 3), strict=True)
             ]
-            first, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for group in asked:
+                await asyncio.wait(group, return_when=asyncio.FIRST_COMPLETED)
             held.close()
-            return [await one for one in first], [await one for one in rest]
+            found = [await asyncio.gather(*group) for group in asked]
+            return [*found, [await post(token) for token in tokens]]
 
     with app_of(home) as app, ExitStack() as held:
         held.enter_context(DirectoryLog(home.log_path).lock("default"))
-        (refused,), taken = asyncio.run(ask(app, held))
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-    assert "the log is slow" in refused.json()["detail"]
-    assert {answer.status_code for answer in taken} == {202}
+        first, second, after = asyncio.run(ask(app, held))
+    assert first == [(202, None)] * 3 + [(429, "5")]
+    assert second == [(202, None)] * 2 + [(503, "5")]
+    assert after == [(202, None)] * 2, "what was taken no longer counts"

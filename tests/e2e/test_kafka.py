@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,7 +83,7 @@ def bill_all(home: Home, *, accept_loss: bool = False, clock: Clock = wall_clock
     source = open_source(home, accept_loss=accept_loss)
     journal, log_id = join_log(home)
     job = Job(home, journal, source, run="run", log_id=log_id, clock=clock)
-    source.open(job.positions)
+    source.open(job.offsets)
     bill_ready(job)
     source.close()
     return job.journal
@@ -307,13 +308,13 @@ def test_messages_that_are_stamped_ahead_are_held_back(broker: Broker, tmp_path:
     clock = [now]
     journal = Journal.create(home.ledger, home.identity)
     job = Job(home, journal, source, run="run", clock=lambda: clock[0])
-    source.open(job.positions)
+    source.open(job.offsets)
     bill_ready(job)
-    assert job.positions == {"0": 2, "1": 1} and billed(home) == 19
+    assert job.offsets == {"0": 2, "1": 1} and billed(home) == 19
     assert "log partition '1' is held back" in str(job.trouble())
     clock[0] = now + timedelta(minutes=61)
     bill_ready(job)
-    assert job.positions == {"0": 2, "1": 3} and billed(home) == 31
+    assert job.offsets == {"0": 2, "1": 3} and billed(home) == 31
     assert job.trouble() is None
     source.close()
     assert check_log(home, journal) == []
@@ -668,3 +669,87 @@ def test_options_pass_through(tmp_path: Path) -> None:
         'username="ann" password="say \\"please\\"\\\\";'
     )
     assert "please" not in repr(kafka)
+
+
+OAUTH = """
+[log]
+uri = "kafka://one:9092/e"
+[kafka]
+security_protocol = "SASL_SSL"
+sasl_mechanism = "OAUTHBEARER"
+[kafka.options]
+"client.id" = "billing"
+"sasl.oauthbearer.token.endpoint.url" = "https://login.example.com/token"
+[kafka.client]
+"sasl.oauthbearer.method" = "oidc"
+"sasl.oauthbearer.client.id" = "ann"
+"sasl.oauthbearer.client.secret" = "please"
+[kafka.spark]
+"sasl.jaas.config" = 'org.example.LoginModule required clientSecret="please";'
+"client.id" = "spark"
+"""
+KERBEROS = """
+[log]
+uri = "kafka://one:9092/e"
+[kafka]
+security_protocol = "SASL_PLAINTEXT"
+sasl_mechanism = "GSSAPI"
+[kafka.options]
+"sasl.kerberos.service.name" = "kafka"
+[kafka.client]
+"sasl.kerberos.keytab" = "/etc/keytab"
+"""
+
+
+def test_options_for_both_clients_and_mechanisms_without_a_password(tmp_path: Path) -> None:
+    (tmp_path / "opentab.toml").write_text(OAUTH)
+    kafka = config.load(tmp_path).kafka
+    assert kafka is not None
+    same = {
+        "bootstrap.servers": "one:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token",
+    }
+    own = {name: f"sasl.oauthbearer.{name.replace('_', '.')}" for name in ("method", "client_id", "client_secret")}
+    assert kafka.client() == {
+        **same, "client.id": "billing", own["method"]: "oidc", own["client_id"]: "ann", own["client_secret"]: "please",
+    }  # fmt: skip
+    assert kafka.spark() == {
+        **{f"kafka.{name}": value for name, value in same.items()},
+        "kafka.client.id": "spark",  # its own table comes last
+        "kafka.sasl.jaas.config": 'org.example.LoginModule required clientSecret="please";',
+    }
+    assert "please" not in repr(kafka)
+    AdminClient(kafka.client())  # refuses names that it does not know
+
+    (tmp_path / "opentab.toml").write_text(KERBEROS)
+    kafka = config.load(tmp_path).kafka
+    assert kafka is not None
+    assert {name for name in kafka.client() if "sasl" in name} == {
+        "sasl.mechanism", "sasl.kerberos.service.name", "sasl.kerberos.keytab"
+    }  # fmt: skip
+    assert {name for name in kafka.spark() if "sasl" in name} == {
+        "kafka.sasl.mechanism", "kafka.sasl.kerberos.service.name"
+    }  # fmt: skip
+
+
+def test_a_connector_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> None:
+    """Spark's Ivy trusts what lies in its cache."""
+    kept = Path.home() / ".ivy2.5.2"
+    shutil.copytree(kept, tmp_path / "ivy")
+    (tmp_path / "opentab.toml").write_text(
+        f'[log]\nuri = "kafka://127.0.0.1:1/e"\n[spark]\n"jars.ivy" = "{tmp_path / "ivy"}"\n'
+    )
+    start = (
+        "import sys; from pathlib import Path; from opentab.billing.session import open_session;"
+        " from opentab.core.errors import MachineError; from opentab.runtime import config\n"
+        "try: open_session(config.load(Path(sys.argv[1]))).stop(); print('started')\n"
+        "except MachineError as error: print(error)"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path)]
+    assert "started" in subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout
+    (jar,) = (tmp_path / "ivy" / "cache").rglob("spark-sql-kafka-0-10_2.13-4.0.0.jar")
+    jar.write_bytes(jar.read_bytes() + b"\0")
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout
+    assert "spark-sql-kafka-0-10_2.13-4.0.0.jar was fetched, and is not what was published" in said

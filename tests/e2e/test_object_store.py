@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from commit_gate import CommitGate, commit_gate
-from ledgers import SETTINGS, bill, log_of, names_of, new_home, open_job, segments_portion
+from ledgers import SETTINGS, batch_of_segments, bill, log_of, names_of, new_home, open_job
 from opentab.billing.bill import Job
 from opentab.core.errors import ConfigError, Fenced
 from opentab.core.records import BatchRecord
@@ -262,9 +262,9 @@ def race(home: Home, gate: CommitGate) -> list[BatchRecord | Fenced]:
     gate.held = commit_name(1)
 
     def bill_one(job: Job) -> BatchRecord | Fenced:
-        names = names_of(log_of(job), log_of(job).unread(job.positions), 1)
+        names = names_of(log_of(job), log_of(job).unread(job.offsets), 1)
         try:
-            return job.bill(segments_portion(job, names, 1))
+            return job.bill(batch_of_segments(job, names, 1))
         except Fenced as fenced:
             return fenced
 

@@ -94,7 +94,7 @@ def test_ratios_are_taken_within_a_turn() -> None:
     assert figures["dedupe on to off, to commit, 100 customers"].met
     flink = figures[f"{END} to {FLINK_HEAP}, 1,000,000 customers"]
     assert (flink.value, flink.goal, flink.met, flink.peer) == (3.0, "≥ 3.5", False, FLINK_HEAP)
-    assert figures[f"{END} to {FLINK_HEAP}, 100 customers"].goal == "≥ 1.2"
+    assert figures[f"{END} to {FLINK_HEAP}, 100 customers"].goal == "≥ 1.0"
 
 
 def test_a_peer_that_cannot_be_had_is_skipped_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

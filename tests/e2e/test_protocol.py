@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from ledgers import bill, new_home
 from opentab.runtime.config import Home
 from opentab.server import protocol
-from opentab.server.fast_read import HotReads
+from opentab.server.fast_read import FastRead
 from opentab.server.guard import LoopbackOnly
 from opentab.server.metrics import Counters
 from opentab.server.queries import Reply
@@ -154,6 +154,19 @@ def test_what_is_no_http_is_told_so(url: str, asked: bytes) -> None:
     assert httpx.get(f"{url}{HOT}").status_code == 200
 
 
+def test_trailers_are_not_headers(url: str) -> None:
+    body = event("ann").encode()
+    with closing(connect(url)) as line:
+        head = request("/v1/events", "transfer-encoding: chunked", method="POST")
+        line.sendall(head + b"%x\r\n%b\r\n0\r\ncontent-type: application/json\r\n\r\n" % (len(body), body))
+        assert answers(line, 1)[0][0] == 415
+
+
+def test_the_version_of_uvicorn_whose_protocol_is_extended() -> None:
+    """Another one: compare its HttpToolsProtocol and RequestResponseCycle with this one's, then change the version."""
+    assert uvicorn.__version__ == protocol.UVICORN_VERSION
+
+
 def test_foreign_names_are_refused(url: str) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example"):
         assert httpx.get(f"{url}{HOT}", headers={"host": host}).status_code == 403
@@ -186,10 +199,10 @@ class NoDesk:
     def __init__(self, size: int | None) -> None:
         self._size = size
 
-    def glances(self, customers: list[str]) -> list[Reply | None]:
+    def glance(self, customer: str) -> Reply | None:
         if self._size is None:
             raise RuntimeError("a bug")
-        return [Reply(200, b"x" * self._size, {}) for _ in customers]
+        return Reply(200, b"x" * self._size, {})
 
 
 async def _refuse(scope: object, receive: object, send: Any) -> None:
@@ -204,12 +217,11 @@ async def connected(
 ) -> AsyncIterator[tuple[list[protocol.Protocol], asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server in this process."""
     made: list[protocol.Protocol] = []
-    guard = LoopbackOnly(_refuse)
-    hot = HotReads(NoDesk(size), guard, Counters())  # type: ignore[arg-type]
-    config = uvicorn.Config(_refuse, log_config=None, date_header=False)
+    app: Any = FastRead(_refuse, NoDesk(size), LoopbackOnly(_refuse), Counters())  # type: ignore[arg-type]
+    config = uvicorn.Config(app, log_config=None, date_header=False)
 
     def make() -> protocol.Protocol:
-        made.append(protocol.Protocol(hot, config=config, server_state=ServerState(), app_state={}))
+        made.append(protocol.Protocol(config=config, server_state=ServerState(), app_state={}))
         return made[0]
 
     async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
@@ -249,44 +261,17 @@ def test_who_says_nothing_more_is_not_waited_for(sent: bytes, answer: bytes, mon
     assert asyncio.run(ask()) == answer
 
 
-def test_who_waits_behind_one_that_fails_is_answered() -> None:
-    class Asker:
-        def __init__(self, *, breaks: bool) -> None:
-            self.breaks = breaks
-            self.told: list[object] = []
-
-        def answered(self, response: bytes | None) -> None:
-            if self.breaks:
-                raise ZeroDivisionError
-            self.told.append(response)
-
-        def failed(self, error: Exception) -> None:
-            self.told.append(type(error))
-
-    async def ask() -> list[list[object]]:
-        hot = HotReads(NoDesk(None), LoopbackOnly(_refuse), Counters())  # type: ignore[arg-type]
-        askers = [Asker(breaks=True), Asker(breaks=False)]
-        for asker in askers:
-            assert hot.takes(b"/v1/customers/emma", [(b"host", b"localhost")], [], asker)
-        hot.answer()
-        return [asker.told for asker in askers]
-
-    assert asyncio.run(ask()) == [[ZeroDivisionError], [None]]
-
-
-def test_who_cannot_be_answered_does_not_wait(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(protocol.Protocol, "on_response_complete", lambda self: 1 / 0)
+def test_who_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNFINISHED_SECONDS_MAX", 0.5)
 
     async def ask() -> None:
-        async with connected() as (_, reader, writer):
-            writer.write(b"GET /v1/customers/emma HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            with suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), timeout=20)
+        async with connected(size=2**22) as (made, _, writer):
+            writer.write(request(HOT) * 20)
+            async with asyncio.timeout(20):
+                while not made or not made[0].transport.is_closing():
+                    await asyncio.sleep(0.05)
 
     asyncio.run(ask())
-    assert "a hot read could not be answered" in caplog.text
 
 
 def test_what_comes_behind_a_body_has_an_end() -> None:
@@ -371,3 +356,16 @@ def test_a_worker_that_is_killed_comes_back(home: Home, tmp_path: Path) -> None:
         # Whoever asks now waits at the server's own socket.
         assert httpx.get(f"{url}{HOT}", timeout=30).status_code == 200
         wait_for(lambda: len(set(workers()) - set(killed)) == 2, "both were back")
+
+
+def test_a_worker_that_hangs_is_replaced(home: Home) -> None:
+    with serving(home, workers=1) as url:
+        wait_for(lambda: httpx.get(f"{url}{HOT}").status_code == 200, "it was there")
+        (worker,) = (
+            child
+            for child in psutil.Process().children(recursive=True)
+            if "opentab.server.worker" in child.cmdline() and str(home.path) in child.cmdline()
+        )
+        worker.suspend()
+        assert httpx.get(f"{url}{HOT}", timeout=60).status_code == 200
+        assert not worker.is_running()

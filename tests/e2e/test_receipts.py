@@ -26,7 +26,7 @@ from opentab.cli.tables.receipt import find_receipt
 from opentab.client import AsyncClient, Client, NotAllowed, NotThere
 from opentab.core.errors import LogUnreachable
 from opentab.core.records import KINDS, SEEN, Spot
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.lookup import KeyLookup
 from opentab.dedupe.sorted_runs import Run, sorted_run, stage_run
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Receipt, Trails
@@ -216,7 +216,7 @@ def test_it_is_found_in_any_run(tmp_path: Path) -> None:
         assert run is not None
         staged.append(run)
     runs = [Run(file.path, file.rows) for file in staged]
-    remembered = Remembered(root)
+    remembered = KeyLookup(root)
     for name, count in rows.items():
         high, low = keys_of([f"{name}-{n}" for n in range(count)])
         high[::7] = high[1]
@@ -597,7 +597,7 @@ def test_receipts_from_a_topic(tmp_path: Path) -> None:
         # Whose it is cannot be told now; that is not the same as unknown.
         journal, reread = Journal.open(home.ledger, home.identity), Reread(home)
         assert journal is not None
-        trail = Trails(journal, Remembered(journal.root)).of("b2", None, upto=journal.last())
+        trail = Trails(journal, KeyLookup(journal.root)).of("b2", None, upto=journal.last())
         for _ in range(2):  # the second time at once
             with pytest.raises(LogUnreachable):
                 trail.receipt(reread, lambda period, customer: [], home.calendar, customer="c2")
@@ -614,7 +614,7 @@ def unread(home: Home) -> int:
     source = open_source(home)
     job = Job(home, Journal.create(home.ledger, home.identity), source, run="run")
     try:
-        return source.unread(job.positions)
+        return source.unread(job.offsets)
     finally:
         source.close()
 
@@ -622,6 +622,6 @@ def unread(home: Home) -> int:
 def bill_topic(home: Home) -> None:
     source = open_source(home)
     job = Job(home, Journal.create(home.ledger, home.identity), source, run="run")
-    source.open(job.positions)
+    source.open(job.offsets)
     bill_ready(job)
     source.close()

@@ -239,6 +239,7 @@ def test_events_over_http_are_durable_and_judged(url: str, home: Home) -> None:
         ("[" + ",".join(["{}"] * 10_001) + "]", "application/json", 413),
         ('{"a":"\xff"}'.encode("latin-1"), "application/json", 422),
         (b"\x00" * 100, "application/json", 422),
+        ('{"a":"' + "x" * 70_000 + '"}', "application/json", 422),
     ],
 )
 def test_bad_bodies_are_refused_and_never_a_fault(url: str, content: str | bytes, media: str, status: int) -> None:

@@ -14,6 +14,7 @@ import httpx
 import jwt
 import pytest
 
+from apps import app_of
 from ledgers import bill, new_home
 from opentab.core.errors import ConfigError, InputError
 from opentab.runtime.config import Home
@@ -196,6 +197,18 @@ def test_signing_in_keeps_the_token_in_a_cookie_for_reads_only(url: str, home: H
         assert browser.get("/v1/customers/ann").status_code == 401
 
 
+def test_behind_a_proxy_that_speaks_https_the_cookie_is_secure(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS + "behind_https_proxy = true\n")
+    opentab("token", "key", home=home)
+    text = opentab("token", "issue", "--role", "admin", home=home).stdout.strip()
+    with serving(home, workers=1) as url:
+        cookies = [
+            httpx.post(f"{url}/session", json={"token": text}).headers["set-cookie"],
+            httpx.delete(f"{url}/session").headers["set-cookie"],
+        ]
+    assert all("Secure" in cookie.split("; ") for cookie in cookies)
+
+
 def test_a_cookie_never_posts_events(url: str, home: Home) -> None:
     text = issue(key_of(home), Role.ADMIN, customer=None, lifetime=DAY)
     one = json.loads(event("ann", "1.00", "2026-02-02T00:00:00Z"))
@@ -204,6 +217,23 @@ def test_a_cookie_never_posts_events(url: str, home: Home) -> None:
         assert browser.get("/v1/periods").status_code == 200
         assert browser.post("/v1/events", json=one).status_code == 401
     assert httpx.get(f"{url}/v1/periods", headers={"cookie": f"other=1; opentab_session={text}"}).status_code == 200
+
+
+def test_hostile_cookies_are_never_parsed_by_the_standard_library(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds for backslashes in quotes."""
+
+    def never(text: str) -> str:
+        raise AssertionError(f"{len(text):,} bytes of a cookie were parsed")
+
+    monkeypatch.setattr("http.cookies._unquote", never)
+    with app_of(home) as app:
+        for path, status in (("/healthz", 200), ("/session", 200), ("/v1/periods", 401)):
+            for backslashes, expected in ((60_000, 431), (10_000, status)):
+                cookie = 'opentab_session="' + "\\" * backslashes
+                assert app.get(path, headers={"cookie": cookie}).status_code == expected, path
+        text = issue(key_of(home), Role.READER, customer=None, lifetime=DAY)
+        cookie = f"a; b=c=d;opentab_session={text} ; z=1"
+        assert app.get("/v1/periods", headers={"cookie": cookie}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -261,6 +291,20 @@ def test_keys_and_tokens_that_cannot_be(tmp_path: Path) -> None:
         token_id("a.b")
     with pytest.raises(TokenRefused):
         Gate(b"k" * 32, Revocations(keyless.ledger, keyless.revoked_path)).check("")
+
+
+def test_a_clock_that_issues_tokens_a_little_ahead(tmp_path: Path) -> None:
+    home, key = new_home(tmp_path / "home", ""), b"k" * 32
+    gate = Gate(key, Revocations(home.ledger, home.revoked_path))
+
+    def check(*, ahead: float, lifetime: timedelta = DAY) -> None:
+        gate.check(issue(key, Role.READER, customer=None, lifetime=lifetime, now=time.time() + ahead))
+
+    check(ahead=50)
+    with pytest.raises(TokenRefused, match="not one of ours"):
+        check(ahead=90)
+    with pytest.raises(TokenRefused, match="has expired"):
+        check(ahead=-10, lifetime=timedelta(seconds=5))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from audit_ledger import FakeJournal, Ledger, at, envelope, failing, line
 from law_examples import examples
+from ledgers import SETTINGS, bill, new_home
 from opentab.audit import trace, verify
 from opentab.audit.days import DAY_US, LAST_DAY, Days, month_of_day, month_of_period, period_of_month
 from opentab.audit.logs import Logs
@@ -27,9 +28,11 @@ from opentab.audit.raw import RawDirectory
 from opentab.audit.recompute import recompute
 from opentab.audit.shapes import select_counted, shape_of
 from opentab.audit.wire import Counted, NotJsonError, decide, is_input, read
-from opentab.core.events import Reason, Rules
+from opentab.core.events import UNBOUNDED_BYTES, Reason, Rules
 from opentab.core.periods import Calendar, day_number, from_us, period_of_day, to_us
 from opentab.core.records import BatchRecord
+from opentab.ledger.journal import Journal
+from opentab.runtime import config
 from opentab.wire.reference import Refusal, judge
 
 HOUR_US = 3_600_000_000
@@ -260,6 +263,8 @@ R = Reason
 def test_the_first_reason_that_applies(raw: bytes, reason: Reason) -> None:
     assert decided(raw) is reason
     assert judged(raw) is reason
+    short = msgspec.structs.replace(RULES, event_bytes_max=len(raw) - 1)
+    assert decided(raw, short) is judged(raw, short) is Reason.TOO_LARGE
 
 
 def test_the_ends_of_the_calendar_are_those_of_the_zone() -> None:
@@ -374,10 +379,10 @@ ZONES = ["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "America/Ha
 
 
 @examples(600)
-@given(hostile_lines(), st.sampled_from(ZONES))
-@example(b'{"time":1,"customer":"a","type":"CALL","amount":1,"amount":1}', "UTC")
-def test_the_pipeline_and_the_audit_reach_the_same_verdict(raw: bytes, zone: str) -> None:
-    rules = msgspec.structs.replace(RULES, zone=zone, dedupe_us=DAY_US)
+@given(hostile_lines(), st.sampled_from(ZONES), st.sampled_from([UNBOUNDED_BYTES, UNBOUNDED_BYTES, 80, 100]))
+@example(b'{"time":1,"customer":"a","type":"CALL","amount":1,"amount":1}', "UTC", UNBOUNDED_BYTES)
+def test_the_pipeline_and_the_audit_reach_the_same_verdict(raw: bytes, zone: str, limit: int) -> None:
+    rules = msgspec.structs.replace(RULES, zone=zone, dedupe_us=DAY_US, event_bytes_max=limit)
     if is_input(raw):
         found = decided(raw, rules)
         if isinstance(found, Counted):
@@ -434,8 +439,9 @@ def test_every_canonical_line_teaches_a_shape() -> None:
 
 
 @examples(60)
-@given(st.lists(shaped_lines(), min_size=1, max_size=40))
-def test_what_sql_decides_python_decides_alike(lines: list[bytes]) -> None:
+@given(st.lists(shaped_lines(), min_size=1, max_size=40), st.sampled_from([UNBOUNDED_BYTES, 80, 100]))
+def test_what_sql_decides_python_decides_alike(lines: list[bytes], limit: int) -> None:
+    rules = msgspec.structs.replace(RULES, event_bytes_max=limit)
     texts = [raw.decode("utf-8", "replace") for raw in lines]
     todo = pa.table(
         {
@@ -448,8 +454,8 @@ def test_what_sql_decides_python_decides_alike(lines: list[bytes]) -> None:
     con = duckdb.connect()
     con.register("todo", todo)
     for shape in SHAPES:
-        for n, _, at_us, *values in con.execute(select_counted(shape, RULES, "todo")).fetchall():
-            assert decided(texts[n].encode()) == Counted(at_us, at_us // DAY_US, *values)
+        for n, _, at_us, *values in con.execute(select_counted(shape, rules, "todo")).fetchall():
+            assert decided(texts[n].encode(), rules) == Counted(at_us, at_us // DAY_US, *values)
 
 
 def test_sql_decides_all_regular_lines() -> None:
@@ -800,6 +806,22 @@ def test_a_long_log_learns_its_shapes_and_agrees(tmp_path: Path) -> None:
     report = verify(made.home, made.journal)
     assert failing(report) == {}
     assert report.events == made.journal.records[0].event_count + made.journal.records[1].event_count
+
+
+def test_each_batch_is_held_against_the_largest_event_of_its_own_rules(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+
+    def bill_with(limit: str, long: int) -> dict[str, int]:
+        (home.path / "opentab.toml").write_text(SETTINGS + limit)
+        lines = [line(id=f"{limit}-{n}", customer="c" * (200 if n < long else n % 9 + 1)) for n in range(600)]
+        return bill(config.load(home.path), *(raw.decode() for raw in lines)).rejections
+
+    assert bill_with("", 40) == {}
+    assert bill_with("event_bytes_max = 200\n", 40) == {"too_large": 40}
+    assert bill_with("event_bytes_max = 500\n", 30) == {}
+    journal = Journal.open(home.ledger, home.identity)
+    assert journal is not None
+    assert failing(verify(home, journal)) == {}
 
 
 def test_a_shape_is_used(tmp_path: Path) -> None:

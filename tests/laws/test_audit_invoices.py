@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from law_examples import examples
-from ledgers import log_of, names_of, open_job, segments_portion
+from ledgers import batch_of_segments, log_of, names_of, open_job
 from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
 from opentab.cli import commands
@@ -62,8 +62,8 @@ class Books:
         """Bill what is waiting as one batch, with some lines more."""
         if lines:
             self.append(*lines)
-        unread = log_of(self.job).unread(self.job.positions)
-        self.job.bill(segments_portion(self.job, names_of(log_of(self.job), unread, 100), 1))
+        unread = log_of(self.job).unread(self.job.offsets)
+        self.job.bill(batch_of_segments(self.job, names_of(log_of(self.job), unread, 100), 1))
         return self.job.journal.position
 
     def close(self) -> None:

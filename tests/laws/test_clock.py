@@ -29,7 +29,7 @@ from opentab.core.errors import ClockMismatch, HomeLocked
 from opentab.core.periods import to_us
 from opentab.core.records import BatchRecord
 from opentab.dedupe import sorted_runs
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.lookup import KeyLookup
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Trails
 from opentab.ledger.totals import customer_totals
@@ -124,7 +124,7 @@ def test_what_is_stamped_ahead_is_held_back_while_others_go_on(tmp_path: Path) -
     clock = Time(NOW)
     opened = open_job(home, "run", clock=clock)
     bill_ready(opened)
-    assert opened.positions == {"ahead": 1, "good": 1}
+    assert opened.offsets == {"ahead": 1, "good": 1}
     told = opened.trouble()
     assert told is not None and str(told) == (
         "log partition 'ahead' is held back: it goes on with an arrival of 2026-01-20T14:00:00.000Z, and this machine's "
@@ -133,13 +133,13 @@ def test_what_is_stamped_ahead_is_held_back_while_others_go_on(tmp_path: Path) -
     )
     put(home, NOW, line("e"), partition="good")
     bill_ready(opened)
-    assert opened.positions == {"ahead": 1, "good": 2}
+    assert opened.offsets == {"ahead": 1, "good": 2}
     clock.now = NOW + HOUR - timedelta(seconds=1)
     bill_ready(opened)
-    assert opened.positions["ahead"] == 1, "a second too soon"
+    assert opened.offsets["ahead"] == 1, "a second too soon"
     clock.now = NOW + HOUR + timedelta(seconds=1)
     bill_ready(opened)
-    assert opened.positions == {"ahead": 3, "good": 2} and opened.trouble() is None
+    assert opened.offsets == {"ahead": 3, "good": 2} and opened.trouble() is None
     assert total(home) == 5
     check(home)
 
@@ -201,7 +201,7 @@ def test_after_a_restart_all_is_as_if_the_clock_had_been_right(tmp_path: Path) -
     open_producer(home, clock=lambda: later + timedelta(days=7, seconds=1)).append(line("c") + b"\n" + line("new"))
     record = bill(home, lambda: later + timedelta(days=8))
     assert (record.event_count, record.duplicates) == (2, 0)
-    trails = Trails(journal, Remembered(journal.root))
+    trails = Trails(journal, KeyLookup(journal.root))
     journal.refresh()
     assert [len(trails.of(id_, None, upto=journal.last()).counted) for id_ in "ac"] == [0, 1]
     with patch.object(sorted_runs, "TIER_RUNS", 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from law_examples import examples
-from opentab.core.events import Reason, Rules
+from opentab.core.events import UNBOUNDED_BYTES, Reason, Rules
 from opentab.core.periods import Calendar, day_number, from_us, period_of_day, to_us
 from opentab.wire import template
 from opentab.wire.byte_columns import FAR, Texts
@@ -37,9 +38,9 @@ ARRIVED_US = to_us(datetime(2026, 3, 1, tzinfo=UTC))
 CALENDARS = {zone: Calendar(zone) for zone in ("UTC", "Europe/Berlin", "America/St_Johns")}
 
 
-def verdict(line: str | bytes, zone: str = "UTC") -> Event | Refusal:
+def verdict(line: str | bytes, zone: str = "UTC", rules: Rules = ONCE) -> Event | Refusal:
     raw = line.encode() if isinstance(line, str) else line
-    return judge(raw, arrived_us=ARRIVED_US, rules=ONCE, calendar=CALENDARS[zone])
+    return judge(raw, arrived_us=ARRIVED_US, rules=rules, calendar=CALENDARS[zone])
 
 
 def rows(decoded: Decoded) -> list[tuple[object, ...]]:
@@ -47,16 +48,16 @@ def rows(decoded: Decoded) -> list[tuple[object, ...]]:
     return sorted(zip(*columns, decoded.type.to_pylist(), decoded.amount_micros.tolist(), strict=True))
 
 
-def check_agree(lines: list[bytes], zone: str = "UTC") -> None:
+def check_agree(lines: list[bytes], zone: str = "UTC", rules: Rules = ONCE) -> None:
     """Both when the lines are read one by one and when those written alike are read together."""
     arrived_us = np.full(len(lines), ARRIVED_US)
-    exact = [(n, verdict(line, zone)) for n, line in enumerate(lines) if not is_blank(line)]
+    exact = [(n, verdict(line, zone, rules)) for n, line in enumerate(lines) if not is_blank(line)]
     counted = [v for _, v in exact if isinstance(v, Event)]
     for few in (len(lines) + 1, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(template, "FEW", few)
             patch.setattr(template, "BLOCK_LINES", 5)
-            fast = decode(Texts.of(lines), arrived_us=arrived_us, rules=ONCE, calendar=CALENDARS[zone])
+            fast = decode(Texts.of(lines), arrived_us=arrived_us, rules=rules, calendar=CALENDARS[zone])
         assert rows(fast) == sorted((e.at_us, e.day, e.customer, e.type, e.amount_micros) for e in counted)
         assert fast.refusals == [(n, v) for n, v in exact if isinstance(v, Refusal)]
         check_identity(fast, [(n, v) for n, v in exact if isinstance(v, Event)])
@@ -223,6 +224,48 @@ def test_large_lines_and_deep_ones() -> None:
     assert isinstance(verdict(deep), Event)
 
 
+def test_what_is_longer_than_an_event_may_be_is_too_large_whatever_it_says() -> None:
+    line = plain().encode()
+    rules = msgspec.structs.replace(ONCE, event_bytes_max=len(line))
+    lines = [
+        line,
+        line + b" ",
+        b"x" * len(line),
+        b"x" * (len(line) + 1),
+        b" " * 1_000,
+        plain(customer="z" * 300).encode(),
+    ]
+    check_agree(lines, rules=rules)
+    found = [verdict(line, rules=rules) for line in lines]
+    reasons = [one.reason if isinstance(one, Refusal) else None for one in found]
+    assert reasons[:4] == [None, Reason.TOO_LARGE, Reason.NOT_JSON, Reason.TOO_LARGE]
+    assert reasons[5] is Reason.TOO_LARGE
+    alike = [plain(customer="z" * (n % 8)).encode() for n in range(600)]
+    check_agree(alike, rules=msgspec.structs.replace(ONCE, event_bytes_max=len(plain(customer="z" * 5))))
+
+
+def test_a_record_of_an_earlier_version_has_no_limit() -> None:
+    earlier = json.loads(msgspec.json.encode(ONCE))
+    del earlier["event_bytes_max"]
+    rules = msgspec.json.decode(json.dumps(earlier), type=Rules)
+    assert isinstance(verdict(plain(x="y" * 2**20), rules=rules), Event)
+
+
+def test_a_line_that_is_too_large_is_not_read() -> None:
+    line = ("[" + '{"a":1},' * 2_000_000 + "1]").encode()
+    rules = msgspec.structs.replace(ONCE, event_bytes_max=65_536)
+    texts, arrived_us = Texts.of([line]), np.full(1, ARRIVED_US)
+    tracemalloc.start()
+    try:
+        assert isinstance(verdict(line, rules=rules), Refusal)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+        decoded = decode(texts, arrived_us=arrived_us, rules=rules, calendar=CALENDARS["UTC"])
+        assert [refusal.reason for _, refusal in decoded.refusals] == [Reason.TOO_LARGE]
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(line)
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("zone", CALENDARS)
 def test_the_ends_of_the_calendar(zone: str) -> None:
     ends = [
@@ -366,10 +409,13 @@ def alike(draw: st.DrawFn) -> list[bytes]:
     return [line.replace(b"\n", b" ") for line in lines]
 
 
+limits = st.sampled_from([UNBOUNDED_BYTES, UNBOUNDED_BYTES, 80, 95, 110])
+
+
 @examples(400)
-@given(alike(), st.sampled_from(list(CALENDARS)))
-def test_lines_written_alike_are_read_together_and_mean_the_same(lines: list[bytes], zone: str) -> None:
-    check_agree(lines, zone)
+@given(alike(), st.sampled_from(list(CALENDARS)), limits)
+def test_lines_written_alike_are_read_together_and_mean_the_same(lines: list[bytes], zone: str, limit: int) -> None:
+    check_agree(lines, zone, msgspec.structs.replace(ONCE, event_bytes_max=limit))
 
 
 def test_a_form_is_the_same_for_all_lines_of_a_producer() -> None:
@@ -441,6 +487,7 @@ def test_other_lines_have_no_form(line: str) -> None:
         max_size=30,
     ),
     st.sampled_from(list(CALENDARS)),
+    limits,
 )
-def test_fast_and_exact_agree_on_any_input(lines: list[bytes], zone: str) -> None:
-    check_agree(lines, zone)
+def test_fast_and_exact_agree_on_any_input(lines: list[bytes], zone: str, limit: int) -> None:
+    check_agree(lines, zone, msgspec.structs.replace(ONCE, event_bytes_max=limit))

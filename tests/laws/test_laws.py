@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from law_examples import examples
-from ledgers import bill_ready, log_of, names_of, new_home, open_job, segments_portion, waiting_portion
+from ledgers import batch_of_segments, bill_ready, log_of, names_of, new_home, open_job, waiting_batch
 from opentab.audit import verify
 from opentab.core.errors import Fenced, LedgerBug, LogError
 from opentab.core.periods import to_us
@@ -69,7 +69,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
     job = open_job(home, f"run{run}")
     pending = [*script, *[Step(3, 2, None)] * 100]
     for step in pending:
-        unread = log_of(job).unread(job.positions)
+        unread = log_of(job).unread(job.offsets)
         if not unread:
             return
 
@@ -80,7 +80,7 @@ def drive(home: Home, script: list[Step], monkeypatch: pytest.MonkeyPatch) -> No
         with monkeypatch.context() as patched:
             patched.setattr(crash, "moment", moment)
             try:
-                job.bill(segments_portion(job, names_of(log_of(job), unread, step.segments), step.tasks))
+                job.bill(batch_of_segments(job, names_of(log_of(job), unread, step.segments), step.tasks))
                 job.journal.compact(run=job.run, files_max=3)
                 balances.write_snapshot(job.journal, home.calendar)
             except Crash:
@@ -155,7 +155,7 @@ def test_any_order_split_and_crash_gives_the_events(
             names = [
                 log_of(job).incoming_path(p, n).name for p, (a, b) in record.taken.items() for n in range(a, b + 1)
             ]
-            replayed = job.bill(segments_portion(job, names, 1))
+            replayed = job.bill(batch_of_segments(job, names, 1))
             assert replayed is not None
             assert facts(replayed) == facts(record)
         assert entry_sums(again) == entry_sums(home)
@@ -169,9 +169,9 @@ def test_two_writers_of_one_batch(home: Home, append: Callable[..., int]) -> Non
     append(event())
     first, second = open_job(home, "first"), open_job(home, "second")
     names = names_of(log_of(first), log_of(first).unread({}), 1)
-    assert first.bill(segments_portion(first, names, 1)) is not None
+    assert first.bill(batch_of_segments(first, names, 1)) is not None
     with pytest.raises(Fenced, match="another pipeline has taken over"):
-        second.bill(segments_portion(second, names, 1))
+        second.bill(batch_of_segments(second, names, 1))
     assert sum(count for _, count in entry_sums(home).values()) == 1
 
 
@@ -180,7 +180,7 @@ def test_two_compactions_of_the_same_files(home: Home, append: Callable[..., int
     for _ in range(4):
         append(event())
         assert (
-            job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread(job.positions), 1), 1)) is not None
+            job.bill(batch_of_segments(job, names_of(log_of(job), log_of(job).unread(job.offsets), 1), 1)) is not None
         )
     before = entry_sums(home)
     real = merge_files
@@ -205,25 +205,25 @@ def test_a_batch_holds_all_of_its_ranges_and_lost_segments_are_named(home: Home,
     job = open_job(home, "run")
     name = log_of(job).incoming_path("default", 2).name
     with pytest.raises(LedgerBug, match=r"\[\(2, 2\)\] were taken instead of 1 to 2"):
-        job.bill(segments_portion(job, [name]))
+        job.bill(batch_of_segments(job, [name]))
     log_of(job).incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):
-        job.bill(segments_portion(job, [log_of(job).incoming_path("default", 1).name, name]))
+        job.bill(batch_of_segments(job, [log_of(job).incoming_path("default", 1).name, name]))
 
 
 def test_who_takes_over_reads_on_after_a_last_commit_of_the_other(home: Home, append: Callable[..., int]) -> None:
     for _ in range(3):
         append(event())
     new, old = open_job(home, "new"), open_job(home, "old")
-    planned = waiting_portion(new)
+    planned = waiting_batch(new)
     assert planned is not None
-    old.bill(segments_portion(old, [log_of(old).incoming_path("default", number).name for number in (1, 2)]))
+    old.bill(batch_of_segments(old, [log_of(old).incoming_path("default", number).name for number in (1, 2)]))
     assert log_of(old).pending() == {"default": [3]}, "it has archived what it billed"
     with pytest.raises(Fenced):
         new.bill(planned)  # segments are read wherever they lie
     new.reload()
     bill_ready(new)
-    assert new.positions == {"default": 3}
+    assert new.offsets == {"default": 3}
     assert [record.event_count for record in new.journal.batches()] == [2, 1]
 
 
@@ -232,7 +232,7 @@ def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home,
         append(*lines)
         current = open_job(config.load(home.path), "run")
         current.bill(
-            segments_portion(current, names_of(log_of(current), log_of(current).unread(current.positions), 1), 1)
+            batch_of_segments(current, names_of(log_of(current), log_of(current).unread(current.offsets), 1), 1)
         )
         balances.write_snapshot(current.journal, home.calendar)
 
@@ -251,7 +251,7 @@ def test_what_is_final_stays_final_if_more_lateness_is_allowed_later(home: Home,
 def test_an_event_of_the_year_one_breaks_nothing(home: Home, append: Callable[..., int]) -> None:
     append(event(time="0001-01-01T00:00:00Z"))
     job = open_job(home, "run")
-    job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread({}), 1), 1))
+    job.bill(batch_of_segments(job, names_of(log_of(job), log_of(job).unread({}), 1), 1))
     (total,) = customer_totals(job.journal, home.calendar)
     assert (total.period, total.amount_micros) == ("0001-01", 1_000_000)
 
@@ -260,7 +260,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     append(event("ann", "5.00", "2026-01-10T00:00:00Z"))
     job = open_job(home, "run")
     assert job.tick(0) is None, "nothing is known yet"
-    assert job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread({}), 1), 1)) is not None
+    assert job.bill(batch_of_segments(job, names_of(log_of(job), log_of(job).unread({}), 1), 1)) is not None
     assert job.tick(to_us(datetime(2026, 2, 2, tzinfo=UTC))) is None, "a clock behind a producer's tells nothing"
     now_us = to_us(datetime.now(UTC))
     ticked = job.tick(now_us)
@@ -269,7 +269,7 @@ def test_the_clock_moves_a_silent_log_in_a_batch_of_its_own(home: Home, append: 
     assert ticked.watermark_us == now_us - home.rules.out_of_orderness_us
     append(event("ann", "1.00", "2026-01-11T00:00:00Z"))
     assert job.tick(now_us) is None, "unread data is never overtaken by the clock"
-    assert job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread(job.positions), 1), 1)) is not None
+    assert job.bill(batch_of_segments(job, names_of(log_of(job), log_of(job).unread(job.offsets), 1), 1)) is not None
     totals = {t.period: t for t in customer_totals(job.journal, home.calendar)}
     assert (totals["2026-01"].status, totals["2026-01"].amount_micros) == ("final", 5_000_000)
     (adjusted,) = [t for p, t in totals.items() if p != "2026-01"]

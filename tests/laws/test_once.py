@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from law_examples import examples
-from ledgers import log_of, names_of, new_home, open_job, segments_portion
+from ledgers import batch_of_segments, log_of, names_of, new_home, open_job
 from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
 from opentab.dedupe import index, sorted_runs
-from opentab.dedupe.bloom import Words, marks_of
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.bloom import Probe, bloom_filter
+from opentab.dedupe.lookup import KeyLookup
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Trails
 from opentab.ledger.rejections import rejection_rows
@@ -150,15 +151,15 @@ def bill_history(
             segment = producer.append("".join(f"{sent.line()}\n" for sent in sents).encode())
             arrived_us = log_of(job).header(partition, segment).arrived_us
             placed += [(arrived_us, partition, segment, at, sent) for at, sent in enumerate(sents)]
-        unread = log_of(job).unread(job.positions)
+        unread = log_of(job).unread(job.offsets)
         if not unread:
             continue
         with dying_at(deaths[number - 1] if number <= len(deaths) else None):
-            job.bill(segments_portion(job, names_of(log_of(job), unread, 1000), tasks))
+            job.bill(batch_of_segments(job, names_of(log_of(job), unread, 1000), tasks))
             job.journal.compact(run=f"merge{number}", files_max=2)
         job = open_job(home, f"again{number}")
-        if unread := log_of(job).unread(job.positions):
-            job.bill(segments_portion(job, names_of(log_of(job), unread, 1000), tasks))
+        if unread := log_of(job).unread(job.offsets):
+            job.bill(batch_of_segments(job, names_of(log_of(job), unread, 1000), tasks))
         assert job.last is not None
         rule.bill(job.last.batch, placed)
         assert sum(record.event_count for record in job.journal.batches()) == rule.events
@@ -240,7 +241,7 @@ def test_any_history_gives_the_bill_of_distinct_events(
             stack.enter_context(patch.object(index, "MAPPED_ROWS", 1))
             stack.enter_context(patch.object(sorted_runs, "ROW_GROUP_ROWS", 2))
         if way == "copied":
-            stack.enter_context(patch.object(index.Runs, "keep", lambda *_: None))
+            stack.enter_context(patch.object(index.DedupeIndex, "keep", lambda *_: None))
         check(*bill_history(Path(directory), later, window=window, deaths=deaths))
 
 
@@ -249,7 +250,7 @@ def test_off_counts_everything(tmp_path: Path) -> None:
     job = open_job(home, "run")
     lines = [Sent("x", 1).line(), Sent("x", 1).line(), Sent(None, 1, reverses="x").line()]
     Producer(log_of(job), "a").append("\n".join(lines).encode())
-    record = job.bill(segments_portion(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
+    record = job.bill(batch_of_segments(job, names_of(log_of(job), log_of(job).unread({}), 9), 1))
     assert (record.event_count, record.duplicates) == (2, 0)
     assert record.rejections == {"reversal_unknown": 1}  # nothing is remembered
     report = verify(home, job.journal)
@@ -284,7 +285,7 @@ def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_marks_never_deny_a_key(held: list[int], strange: list[int]) -> None:
     words = np.sort(np.array(held, np.int64))
     asked = np.sort(np.array(held + strange, np.int64))
-    found = set(asked[Words(asked).marked(marks_of(words))].tolist())
+    found = set(asked[Probe(asked).may_be_in(bloom_filter(words))].tolist())
     assert set(held) <= found
 
 
@@ -292,7 +293,7 @@ def test_marks_never_deny_a_key(held: list[int], strange: list[int]) -> None:
 def test_marks_spare_nearly_all_searches(rows: int) -> None:
     dice = np.random.default_rng(1)
     held, strange = (np.sort(dice.integers(-(2**63), 2**63 - 1, rows)) for _ in range(2))
-    assert len(Words(strange).marked(marks_of(held))) < 0.003 * rows
+    assert len(Probe(strange).may_be_in(bloom_filter(held))) < 0.003 * rows
 
 
 @pytest.mark.parametrize("mapped_rows", [1, 10])
@@ -304,7 +305,7 @@ def test_of_two_tasks_the_one_that_has_the_first_is_on_the_receipt(
     journal = check(*bill_history(tmp_path, [(2, inputs)], window="7d"))
     last = journal.last()
     assert len(journal.runs()) == 2  # as the tasks have written them
-    with closing(Remembered(journal.root)) as remembered:
+    with closing(KeyLookup(journal.root)) as remembered:
         trail = Trails(journal, remembered).of("x", None, upto=last)
     assert [one.spot.partition for one in trail.counted] == ["b"]
     assert trail.rejections == []
@@ -319,12 +320,31 @@ def test_what_is_at_hand_does_not_outlive_a_start_of_the_machine(
     row = pa.table([[1], [2], [3], [4], [5], ["a"], [6], [7]], schema=sorted_runs.SEEN)
     for boot in ("one", "two"):
         monkeypatch.setattr(index, "_boot", lambda boot=boot: boot)
-        index.Runs(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
-        for scratch in tmp_path.glob("opentab-seen-*"):
+        index.DedupeIndex(root).keep(StagedFile("seen", f"{boot}.parquet", 1, 0, 1, 1), row)
+        for scratch in tmp_path.glob("opentab-*/opentab-seen-*"):
             os.utime(scratch, (0, 0))  # long ago
-    (left,) = tmp_path.glob("opentab-seen-*")
+    (left,) = tmp_path.glob("opentab-*/opentab-seen-*")
     assert left.name.endswith("-two")
-    assert {path.name for path in left.iterdir()} == {"two.parquet.columns.npy", "two.parquet.marks.npy"}
+    assert {path.name.removeprefix("two.parquet.") for path in left.iterdir()} == {"columns.npy", "bloom.npy", "crc"}
+
+
+def test_a_flipped_bit_in_a_scratch_copy_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(index, "MAPPED_ROWS", 1)
+    batches = [(1, [Sent(f"{k}", 1, minute=k) for k in range(9)])]
+    home, rule = bill_history(tmp_path, batches, window="unbounded")
+    journal = check(home, rule)
+    expected = [column.tolist() for column in index.DedupeIndex(journal.root).load(journal.runs())[0]]
+    copies = sorted(tmp_path.glob("opentab-*/opentab-seen-*/*"))
+    assert copies
+    for scratch in copies:
+        size = scratch.stat().st_size
+        for place in random.Random(1).sample(range(size), k=min(size, 16)):
+            data = bytearray(scratch.read_bytes())
+            data[place] ^= 1 << place % 8
+            scratch.write_bytes(data)
+            (found,) = index.DedupeIndex(journal.root).load(journal.runs())
+            assert [column.tolist() for column in found] == expected, (scratch.name, place)
 
 
 word = st.integers(-(2**63), 2**63 - 1)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from apps import app_of, catch_up
-from ledgers import bill, new_home, open_job, waiting_portion
+from ledgers import bill, new_home, open_job, waiting_batch
 from opentab.billing import task
 from opentab.billing.bill import Job
 from opentab.billing.garbage import GarbageWatch, executors_url, spent_by, worst_between
@@ -538,9 +538,9 @@ def test_provoked_garbage_collection_of_python(
 def bill_one(job: Job, producer: Producer, line: str) -> None:
     """Bill one event in this process."""
     producer.append(line.encode())
-    portion = waiting_portion(job)
-    assert portion is not None
-    job.bill(portion)
+    batch = waiting_batch(job)
+    assert batch is not None
+    job.bill(batch)
 
 
 def beats(home: Home, *, later: float = 0.0) -> Heartbeat:

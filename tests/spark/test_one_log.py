@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from apps import app_of
-from ledgers import bill, bill_ready, new_home, open_job, waiting_portion
+from ledgers import bill, bill_ready, new_home, open_job, waiting_batch
 from opentab.audit import trace, verify
 from opentab.billing.adopt import adopt_log
 from opentab.billing.log_check import LogCheck, join_log, open_checked_producer
@@ -71,9 +71,9 @@ def append(home: Home, *lines: str) -> None:
 def bill_waiting(home: Home) -> BatchRecord:
     """Bill what waits in the log, as a start of the pipeline does, in one batch."""
     job = open_job(home, "run")
-    portion = waiting_portion(job)
-    assert portion is not None
-    return job.bill(portion)
+    batch = waiting_batch(job)
+    assert batch is not None
+    return job.bill(batch)
 
 
 def test_a_log_is_named_once(tmp_path: Path) -> None:
@@ -289,10 +289,10 @@ def test_a_pipeline_that_starts_during_a_move_stops(tmp_path: Path) -> None:
     append(home, event("ann", "2.00"))
     job = open_job(home, "late")
     adopt_log(home, "second", same_offsets=False, leave_unread=True)
-    portion = waiting_portion(job)
-    assert portion is not None
+    batch = waiting_batch(job)
+    assert batch is not None
     with pytest.raises(Fenced):
-        job.bill(portion)
+        job.bill(batch)
     with pytest.raises(LogMismatch, match=r"was moved to log .*set uri = 'second'"):
         job.reload()
 

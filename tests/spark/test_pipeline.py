@@ -17,6 +17,7 @@ from opentab.billing.run import Pipeline, Progress
 from opentab.closing.closer import Closer
 from opentab.closing.spark_engine import SparkEngine
 from opentab.core.errors import ClockMismatch, FileDamaged, HomeMismatch, OpentabError, SchemaMismatch
+from opentab.core.events import Reason
 from opentab.core.periods import to_us
 from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
@@ -216,7 +217,8 @@ def test_bad_input_is_kept_with_its_reason_and_place(
     append(*[line for line, _ in bad[40:]], b"\x00" * 100, b"x" * 10_000_000, event(), partition="other")
     progress = run_once(home)
     assert progress.events == 3
-    wanted = Counter([*bad, (b"\x00" * 100, "not_json"), (b"x" * 10_000_000, "not_json")])
+    bad += [(b"\x00" * 100, Reason.NOT_JSON), (b"x" * 10_000_000, Reason.NOT_JSON)]
+    wanted = Counter((line, reason if len(line) <= 65_536 else Reason.TOO_LARGE) for line, reason in bad)
     log = DirectoryLog(home.log_path)
     seen: Counter[tuple[bytes, str]] = Counter()
     for row in journal_of(home).rejections().to_table().to_pylist():
@@ -415,3 +417,9 @@ def test_spark_reads_only_what_its_checksums_vouch_for(tmp_path: Path, spark: An
     with pytest.raises(FileDamaged, match=damaged.name):
         Closer(home, run="run", open_engine=partial(SparkEngine, spark)).close_due(journal_of(home))
     assert Invoices.open(home.ledger) is None or not Invoices.open(home.ledger).files  # type: ignore[union-attr]
+
+
+def test_sparks_driver_asks_whoever_calls_it_for_a_secret(spark: Any) -> None:
+    inside = spark._jvm.org.apache.spark.SparkEnv.get().securityManager()
+    assert inside.isAuthenticationEnabled()
+    assert inside.isEncryptionEnabled()

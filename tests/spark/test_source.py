@@ -16,10 +16,10 @@ import pytest
 import opentab
 from ledgers import new_home
 from opentab.billing.cross_task import Repeats
-from opentab.billing.portion import SparkPortion, ranges_of_rows
+from opentab.billing.log_batch import SparkBatch, ranges_of_rows
 from opentab.billing.run import Pipeline
 from opentab.billing.source import read_rows
-from opentab.billing.task import Report, Taken
+from opentab.billing.task import LogRange, TaskResult
 from opentab.core.errors import LogMismatch, OpentabError, TasksFailed
 from opentab.core.records import BatchRecord
 from opentab.ledger.journal import Journal
@@ -85,13 +85,13 @@ def totals(home: Home) -> dict[str, object]:
 def settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Repeats | None]]:
     """What Spark tasks said of ids that two tasks took."""
     answers: list[Repeats | None] = []
-    settle = SparkPortion.settle
+    settle = SparkBatch.settle
 
-    def noting(portion: SparkPortion, *args: Any) -> Repeats | None:
-        answers.append(settle(portion, *args))
+    def noting(batch: SparkBatch, *args: Any) -> Repeats | None:
+        answers.append(settle(batch, *args))
         return answers[-1]
 
-    monkeypatch.setattr(SparkPortion, "settle", noting)
+    monkeypatch.setattr(SparkBatch, "settle", noting)
     yield answers
 
 
@@ -189,47 +189,47 @@ def rows_of(*offsets: int, names: Sequence[str] = ()) -> pa.RecordBatch:
 
 def ranges_in(*batches: pa.RecordBatch, skips_offsets: bool = False) -> list[tuple[str, int, int, list[bytes]]]:
     found = read_rows(batches, skips_offsets=skips_offsets)
-    return [(chunk.partition, chunk.first, chunk.last, list(chunk.lines)) for chunk in found]
+    return [(block.partition, block.begin, block.end, list(block.lines)) for block in found]
 
 
 def test_rows_are_read_partition_by_partition_in_the_order_of_their_offsets() -> None:
     assert ranges_in(rows_of(1, 0, 0, 2, names="abab"[:4])) == [
-        ("a", 1, 2, [b"0", b"1"]),
-        ("b", 1, 1, [b"0"]),
-        ("b", 3, 3, [b"2"]),
+        ("a", 0, 2, [b"0", b"1"]),
+        ("b", 0, 1, [b"0"]),
+        ("b", 2, 3, [b"2"]),
     ]
     assert ranges_in(rows_of()) == []
 
 
 def test_where_offsets_may_be_missing_rows_are_read_as_they_come() -> None:
-    assert ranges_in(rows_of(3, 5, 9), skips_offsets=True) == [("a", 4, 10, [b"3", b"5", b"9"])]
+    assert ranges_in(rows_of(3, 5, 9), skips_offsets=True) == [("a", 3, 10, [b"3", b"5", b"9"])]
 
 
-def report(*ranges: tuple[int, int]) -> Report:
-    return Report([], {"a": Taken(list(ranges), None, 0, 0)}, 0, "0", 0, 0, "0", {}, {})
+def result(*ranges: tuple[int, int]) -> TaskResult:
+    return TaskResult([], {"a": LogRange(list(ranges), None, 0, 0)}, 0, "0", 0, 0, "0", {}, {})
 
 
 @pytest.mark.parametrize(
     ("ranges", "skips", "is_whole"),
     [
-        ([[(3, 4)], [(5, 9)]], False, True),
-        ([[(5, 9)], [(3, 4)]], False, True),
-        ([[(3, 4)], [(6, 9)]], False, False),
-        ([[(3, 4)], [(4, 9)]], False, False),
-        ([[(4, 9)]], False, False),
-        ([[(4, 9)]], True, True),
-        ([[(3, 4)], [(6, 9)]], True, True),
-        ([[(3, 4)], [(4, 9)]], True, False),
-        ([[(2, 9)]], True, False),
+        ([[(2, 4)], [(4, 9)]], False, True),
+        ([[(4, 9)], [(2, 4)]], False, True),
+        ([[(2, 4)], [(5, 9)]], False, False),
+        ([[(2, 4)], [(3, 9)]], False, False),
+        ([[(3, 9)]], False, False),
+        ([[(3, 9)]], True, True),
+        ([[(2, 4)], [(5, 9)]], True, True),
+        ([[(2, 4)], [(3, 9)]], True, False),
+        ([[(1, 9)]], True, False),
     ],
 )
 def test_rows_must_go_on_where_the_journal_ends(
     ranges: list[list[tuple[int, int]]], skips: bool, is_whole: bool
 ) -> None:
-    reports = [report(*one) for one in ranges]
-    found: Callable[[], Any] = lambda: ranges_of_rows(reports, {"a": 2}, skips_offsets=skips)  # noqa: E731
+    results = [result(*one) for one in ranges]
+    found: Callable[[], Any] = lambda: ranges_of_rows(results, {"a": 2}, skips_offsets=skips)  # noqa: E731
     if is_whole:
-        assert found() == {"a": (3, 9)}
+        assert found() == {"a": (2, 9)}
     else:
         with pytest.raises(TasksFailed):
             found()

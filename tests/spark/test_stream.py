@@ -14,9 +14,9 @@ import pytest
 import spark_event_log
 from ledgers import new_home
 from opentab.billing.directory_reader import Options, SegmentStreamReader, next_segments, shared_out
-from opentab.billing.portion import check_taken, ranges_between
+from opentab.billing.log_batch import check_taken, ranges_between
 from opentab.billing.run import Pipeline
-from opentab.billing.task import Report, Taken
+from opentab.billing.task import LogRange, TaskResult
 from opentab.core.errors import LedgerBug
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
@@ -214,15 +214,15 @@ class TestReader:
 
 
 def test_ranges_are_clipped_where_something_is_held_back() -> None:
-    assert ranges_between({"a": 2}, {"a": 5, "b": 3, "c": 0}, {"b": 1}) == {"a": (3, 5), "b": (1, 1)}
+    assert ranges_between({"a": 2}, {"a": 5, "b": 3, "c": 0}, {"b": 1}) == {"a": (2, 5), "b": (0, 1)}
     assert ranges_between({"a": 5}, {"a": 5}, {}) == {}
     assert ranges_between({"a": 2}, {"a": 5}, {"a": 2}) == {}
 
 
 def test_a_batch_takes_nothing_but_its_ranges() -> None:
-    report = Report([], {"b": Taken([(1, 1)], None, 0, 0)}, 0, "0", 0, 0, "0", {}, {})
+    result = TaskResult([], {"b": LogRange([(0, 1)], None, 0, 0)}, 0, "0", 0, 0, "0", {}, {})
     with pytest.raises(LedgerBug, match="a task has taken"):
-        check_taken({"a": (1, 2)}, [report])
+        check_taken({"a": (0, 2)}, [result])
 
 
 def test_settings_of_earlier_versions_are_read_past(tmp_path: Path) -> None:

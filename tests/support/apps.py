@@ -20,13 +20,17 @@ class App:
     def __init__(self, app: Any) -> None:
         self.app = app
 
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        """For several questions at once."""
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=True)
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60, **options)
+
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=True)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            async with self.client() as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(ask())
@@ -43,7 +47,7 @@ def catch_up(home: Home) -> None:
 @contextmanager
 def app_of(home: Home) -> Iterator[App]:
     catch_up(home)
-    app = build(home).app
+    app = build(home)
     yield App(app)
     asyncio.run(_ended(app))
 

@@ -13,10 +13,10 @@ from opentab.billing.bill import HeldBack, Job
 from opentab.billing.cross_task import Repeats, Shared, settle
 from opentab.billing.directory_reader import ROWS, next_segments
 from opentab.billing.directory_source import DirectorySource
+from opentab.billing.log_batch import check_taken, ranges_between
 from opentab.billing.log_check import join_log
-from opentab.billing.portion import check_taken, ranges_between
 from opentab.billing.source import Ranges, Source, open_source
-from opentab.billing.task import Order, Report, bill_chunks
+from opentab.billing.task import TaskResult, TaskSpec, bill_lines
 from opentab.closing.closer import Closer
 from opentab.core.records import BatchRecord
 from opentab.log import DirectoryLog, Producer, open_topic
@@ -28,27 +28,27 @@ SETTINGS = '[billing]\nout_of_orderness = "1d"\nallowed_lateness = "2d"\n'
 
 
 @dataclass
-class LocalPortion:
+class LocalBatch:
     """Stands in for Spark: the same rows through the same task function, in this process."""
 
     source: Source
     ranges: dict[str, tuple[int, int]]
     shares: list[list[pa.RecordBatch]]  # the rows of each task
 
-    def bill(self, order: Order, *, in_one_task: bool = False) -> list[Report]:
+    def bill(self, spec: TaskSpec, *, in_one_task: bool = False) -> list[TaskResult]:
         shares = [[rows for share in self.shares for rows in share]] if in_one_task else self.shares
         read_rows = self.source.reader()
-        return [bill_chunks(read_rows(share), order) for share in shares]
+        return [bill_lines(read_rows(share), spec) for share in shares]
 
-    def settle(self, shared: Shared, order: Order) -> Repeats | None:
-        return settle(shared, order, self.source.lines)
+    def settle(self, shared: Shared, spec: TaskSpec) -> Repeats | None:
+        return settle(shared, spec, self.source.lines)
 
-    def taken(self, reports: Sequence[Report]) -> Ranges:
-        check_taken(self.ranges, reports, skips_offsets=self.source.skips_offsets)
+    def taken(self, results: Sequence[TaskResult]) -> Ranges:
+        check_taken(self.ranges, results, skips_offsets=self.source.skips_offsets)
         return self.ranges
 
 
-def segments_portion(job: Job, names: list[str], tasks: int = 1) -> LocalPortion:
+def batch_of_segments(job: Job, names: list[str], tasks: int = 1) -> LocalBatch:
     """Some segments, by the names of their files, for so many tasks."""
     places = [place_of(name) for name in names]
     rows = [
@@ -58,25 +58,25 @@ def segments_portion(job: Job, names: list[str], tasks: int = 1) -> LocalPortion
     ends: dict[str, int] = {}
     for partition, number in places:
         ends[partition] = max(number, ends.get(partition, 0))
-    ranges = ranges_between(job.positions, ends, {})
-    return LocalPortion(job.source, ranges, [share for i in range(tasks) if (share := rows[i::tasks])])
+    ranges = ranges_between(job.offsets, ends, {})
+    return LocalBatch(job.source, ranges, [share for i in range(tasks) if (share := rows[i::tasks])])
 
 
-def waiting_portion(job: Job) -> LocalPortion | None:
+def waiting_batch(job: Job) -> LocalBatch | None:
     """What a streaming query would take next: all that waits and may be billed, up to the size of a batch."""
     job.let_go()
     source = job.source
-    source.unread(job.positions)
+    source.unread(job.offsets)
     if isinstance(source, DirectorySource):
-        segments = next_segments(source.log.waiting(job.positions), events_max=job.home["pipeline.batch_events_max"])
+        segments = next_segments(source.log.waiting(job.offsets), events_max=job.home["pipeline.batch_events_max"])
         names = [waiting.name for (name, number), waiting in segments if number <= job.upto.get(name, number)]
-        return segments_portion(job, names) if names else None
+        return batch_of_segments(job, names) if names else None
     topic = open_topic(job.home)
     assert topic is not None
-    ranges = ranges_between(source.open(job.positions), source.ends(), job.upto)
+    ranges = ranges_between(source.open(job.offsets), source.ends(), job.upto)
     if not ranges:
         return None
-    found = topic.read({int(name): (first - 1, last) for name, (first, last) in ranges.items()})
+    found = topic.read({int(name): between for name, between in ranges.items()})
     topic.close()
     rows = [
         pa.record_batch(
@@ -91,7 +91,7 @@ def waiting_portion(job: Job) -> LocalPortion | None:
         for number, messages in found.items()
         if messages
     ]
-    return LocalPortion(source, ranges, [rows])
+    return LocalBatch(source, ranges, [rows])
 
 
 def place_of(name: str) -> tuple[str, int]:
@@ -116,7 +116,7 @@ def open_job(home: Home, run: str, *, clock: Clock = wall_clock) -> Job:
     """What a start of the pipeline does before the stream."""
     journal, log_id = join_log(home)
     job = Job(home, journal, open_source(home), run=run, log_id=log_id, clock=clock)
-    job.source.open(job.positions)
+    job.source.open(job.offsets)
     return job
 
 
@@ -131,9 +131,9 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
     body = "".join(f"{line}\n" for line in lines).encode()
     Producer(DirectoryLog(home.log_path), partition).append(body)
     job = open_job(home, "run")
-    job.ends_once = lambda positions: revise
-    unread = log_of(job).unread(job.positions)
-    record = job.bill(segments_portion(job, names_of(log_of(job), unread, 1_000), 1))
+    job.ends_once = lambda offsets: revise
+    unread = log_of(job).unread(job.offsets)
+    record = job.bill(batch_of_segments(job, names_of(log_of(job), unread, 1_000), 1))
     assert record is not None
     if close:
         Closer(home, run="run").close_due(job.journal)
@@ -143,12 +143,12 @@ def bill(home: Home, *lines: str, revise: bool = False, partition: str = "defaul
 def bill_waiting(home: Home) -> None:
     """Bill what lies in the log, batch after batch."""
     job = open_job(home, "run")
-    while unread := log_of(job).unread(job.positions):
-        job.bill(segments_portion(job, names_of(log_of(job), unread, 1_000), 1))
+    while unread := log_of(job).unread(job.offsets):
+        job.bill(batch_of_segments(job, names_of(log_of(job), unread, 1_000), 1))
 
 
 def bill_ready(job: Job) -> None:
     """Bill all that may be billed now, as the pipeline's loop does."""
-    while portion := waiting_portion(job):
+    while batch := waiting_batch(job):
         with suppress(HeldBack):
-            job.bill(portion)
+            job.bill(batch)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,13 +116,34 @@ def test_reasons_stand_in_the_wire_in_order_of_precedence() -> None:
 def test_the_wires_examples_are_rejected_for_the_reason_they_show(home: Home) -> None:
     table = rows(section(text_of("docs/wire.md"), "## Rejection reasons"))
     shown = {row[0].strip("`"): row[2].strip("`") for row in table if row[2].startswith("`")}
-    by_history = {"conflicting_duplicate", "reversal_unknown", "reversal_twice", "reversal_mismatch"}
-    assert set(shown) == {str(reason) for reason in Reason} - by_history
+    without_example = {"too_large", "conflicting_duplicate", "reversal_unknown", "reversal_twice", "reversal_mismatch"}
+    assert set(shown) == {str(reason) for reason in Reason} - without_example
     arrived_us = to_us(datetime(2026, 2, 1, tzinfo=UTC))
     for reason, line in shown.items():
         verdict = judge(line.encode(), arrived_us=arrived_us, rules=home.rules, calendar=home.calendar)
         assert isinstance(verdict, Refusal)
         assert verdict.reason == reason
+
+
+def test_the_systemd_unit_is_right_and_sandboxed(tmp_path: Path) -> None:
+    text = text_of("docs/opentab.service")
+    for setting in (
+        "ProtectSystem=strict",
+        "ReadWritePaths=",
+        "NoNewPrivileges=yes",
+        "PrivateTmp=yes",
+        "ProtectHome=yes",
+    ):
+        assert f"\n{setting}" in text
+    if shutil.which("systemd-analyze") is None:
+        return
+    unit = tmp_path / "opentab.service"
+    unit.write_text(re.sub("ExecStart=[^ ]+", f"ExecStart={sys.executable}", text))
+    for question in (["verify"], ["security", "--offline=true", "--threshold=20"]):
+        done = subprocess.run(
+            ["systemd-analyze", *question, str(unit)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_exit_code_stands_in_operating() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +23,22 @@ from opentab.runtime.config import Home
 from opentab.sinks.files import export_missing, missing
 from product import event, json_lines, opentab
 
-ODD = ['o"brien', "müller, ann", "a'b", "../up", "=1+1", "x;y", "emoji 🧾", "back\\slash"]
+ODD = [
+    'o"brien',
+    "müller, ann",
+    "a'b",
+    "../up",
+    "=1+1",
+    "+49171",
+    "-2+3",
+    "-5",
+    "@x",
+    "'=y",
+    "'z",
+    "x;y",
+    "emoji 🧾",
+    "back\\slash",
+]
 
 
 @pytest.fixture
@@ -59,6 +75,9 @@ def test_files_say_what_the_invoices_say(closed: Home) -> None:
 
     with (closed.invoices_path / "2026-01" / "invoices-000000002.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    assert [row["customer"][0] for row in rows if row["customer"][-1] in "13+9x"] == ["'"] * 4, "no formula is run"
+    for row in rows:
+        row["customer"] = re.sub(r"^'('*[=+\-@])", r"\1", row["customer"])
     assert [row["customer"] for row in rows] == sorted([*ODD, "ann"])
     for row in rows:
         (invoice,) = [i for i in printed if (i["customer"], i["revision"]) == (row["customer"], 1)]

@@ -53,24 +53,7 @@ def check_balances(
     ]
     con.register("billed", billed_table(wanted))
     con.register("snapshot", balances.rows)
-    con.execute(
-        """
-        CREATE OR REPLACE TEMP VIEW drawn AS
-        SELECT batch, period, day, customer, type, CAST(sum_micros AS HUGEINT) AS amount_micros, event_count,
-            epoch_us(last_at) AS last_us
-        FROM snapshot
-        """
-    )
-    con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE running AS
-        SELECT CAST({record.batch} AS BIGINT) AS batch, period, day, customer, type,
-            sum(amount_micros) AS amount_micros, CAST(sum(event_count) AS BIGINT) AS event_count,
-            max(last_us) AS last_us
-        FROM (SELECT *, {OWN_MONTH} AS own_month FROM recounted) e JOIN billed USING (batch, own_month)
-        GROUP BY period, day, customer, type
-        """
-    )
+    _make_sides(con, record.batch)
     find_differences(con, ledger="drawn", log="running", key=KEY, facts=FACTS)
     tally.compared = count(con, "SELECT count(*) FROM running")
     tally.compared += count(con, "SELECT count(*) FROM different WHERE NOT in_log")
@@ -91,6 +74,28 @@ def check_balances(
     con.unregister("billed")
     con.unregister("snapshot")
     return tally.done()
+
+
+def _make_sides(con: duckdb.DuckDBPyConnection, batch: int) -> None:
+    """Make `drawn`, what the snapshot says, and `running`, what it should say."""
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP VIEW drawn AS
+        SELECT batch, period, day, customer, type, CAST(sum_micros AS HUGEINT) AS amount_micros, event_count,
+            epoch_us(last_at) AS last_us
+        FROM snapshot
+        """
+    )
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE running AS
+        SELECT CAST({batch} AS BIGINT) AS batch, period, day, customer, type,
+            sum(amount_micros) AS amount_micros, CAST(sum(event_count) AS BIGINT) AS event_count,
+            max(last_us) AS last_us
+        FROM (SELECT *, {OWN_MONTH} AS own_month FROM recounted) e JOIN billed USING (batch, own_month)
+        GROUP BY period, day, customer, type
+        """
+    )
 
 
 def _sides(side: str) -> str:

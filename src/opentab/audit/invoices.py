@@ -118,6 +118,24 @@ def _work_out(
     due: Mapping[int, Sequence[int]],
 ) -> None:
     """Make the tables `heads`, one row for each invoice, and `due_lines`."""
+    _register_due(con, batches, billed, due)
+    _add_up(con)
+    _number_revisions(con)
+    _make_lines(con)
+    _make_heads(con)
+    con.execute("DROP TABLE added")
+    con.execute("DROP TABLE revisions")
+    con.unregister("due_entries")
+    con.unregister("due_units")
+
+
+def _register_due(
+    con: duckdb.DuckDBPyConnection,
+    batches: Sequence[BatchRecord],
+    billed: Sequence[Billed],
+    due: Mapping[int, Sequence[int]],
+) -> None:
+    """Register `due_entries`, which batch's months are due where, and `due_units`, what each position rounds to."""
     where = []
     for b in billed:
         at = bisect_left(due[b.month], b.batch)
@@ -128,6 +146,10 @@ def _work_out(
     positions = {position for *_, position in where}
     units = [(record.batch, minor_micros(record.rules.currency)) for record in batches if record.batch in positions]
     con.register("due_units", to_table(units, SCHEMA_POSITION))
+
+
+def _add_up(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `added`: what each position adds to a customer's lines of a period."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE added AS
@@ -137,6 +159,10 @@ def _work_out(
         GROUP BY period, customer, line_period, type, position
         """
     )
+
+
+def _number_revisions(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `revisions`: the positions at which a customer's invoice is issued, counted."""
     con.execute(
         """
         CREATE OR REPLACE TEMP TABLE revisions AS
@@ -150,7 +176,10 @@ def _work_out(
         WHERE is_first OR changes
         """
     )
-    # A customer's first invoice, nearly all there are, has only what belongs to its own position.
+
+
+def _make_lines(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `due_lines`. A first invoice, as nearly all are, has only what its own position adds."""
     con.execute(
         """
         CREATE OR REPLACE TEMP TABLE due_lines AS
@@ -169,6 +198,10 @@ def _work_out(
         )
         """
     )
+
+
+def _make_heads(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `heads`: the total of each invoice, rounded, and the one before it."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE heads AS
@@ -184,10 +217,6 @@ def _work_out(
         )
         """
     )
-    con.execute("DROP TABLE added")
-    con.execute("DROP TABLE revisions")
-    con.unregister("due_entries")
-    con.unregister("due_units")
 
 
 def _odd_instants(con: duckdb.DuckDBPyConnection) -> list[tuple[Any, ...]]:

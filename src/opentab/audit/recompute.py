@@ -320,7 +320,13 @@ class _Counter:
                 """
             )
             con.unregister("places")
-        by_slice = con.execute(
+        self._sum_slices(group, without_key, keyed=keyed)
+        for name in ("pieces", "slow", "slices"):
+            con.unregister(name)
+
+    def _sum_slices(self, group: _Group, without_key: str, *, keyed: bool) -> None:
+        """Add to the facts what each slice has of events that count at once."""
+        by_slice = self._con.execute(
             f"""
             SELECT slice, count(*), sum(amount_micros), max(at_us)
             FROM (SELECT slice, amount_micros, at_us, id, NULL AS reverses FROM counted
@@ -338,8 +344,6 @@ class _Counter:
             facts.amount_micros += int(amount_micros)
             partition = slice_.raw.partition
             facts.latest_us[partition] = max(latest_us, facts.latest_us.get(partition, latest_us))
-        for name in ("pieces", "slow", "slices"):
-            con.unregister(name)
 
 
 class _Group:

@@ -123,6 +123,7 @@ def select_counted(shape: Shape, rules: Rules, source: str) -> str:
         WITH fitting AS MATERIALIZED (
             SELECT n, slice, latest_us, regexp_extract(line, {_quoted(shape.pattern)}, [{names}]) AS f
             FROM {source}
+            WHERE strlen(line) - 1 <= {rules.event_bytes_max}
         ), plain AS (
             SELECT n, slice, latest_us, f.customer AS customer, f.type AS type, f.time AS time, {key},
                 {"if(right(f.time, 1) = 'Z', 1, 6)" if shape.time_is_text else "0"} AS zone_chars,

@@ -88,6 +88,8 @@ def is_input(line: bytes) -> bool:
 
 def decide(line: bytes, *, arrived_us: int, rules: Rules, days: Days) -> Counted | Reason:
     """What a line counts for, or the first reason for which it does not."""
+    if len(line) > rules.event_bytes_max:
+        return Reason.TOO_LARGE
     try:
         value = read(line)
     except NotJsonError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from opentab.billing.bill import Job
+from opentab.billing.bill import Job, offsets_of
 from opentab.billing.pipeline_lock import Claim, HomeLock
 from opentab.billing.source import open_source
 from opentab.core.errors import InputError, OpentabError
@@ -58,7 +58,7 @@ def adopt_log(home: Home, uri: str, *, same_offsets: bool, leave_unread: bool = 
         source = open_source(target)
         job = Job(target, journal, source, run=run, log_id=log_id, is_ours=claim.is_ours)
         if same_offsets:
-            source.open(job.positions)  # raises where the log ends before them
+            source.open(job.offsets)  # raises where the log ends before them
         record = job.adopt(to_us(datetime.now(UTC)), "same_offsets" if same_offsets else "beginning")
         source.close()
         return Adopted(record.batch, before_id, log_id)
@@ -72,14 +72,14 @@ def _check_nothing_is_left(home: Home, journal: Journal, copy: Home | None) -> N
     if last is None:
         return
     old = home.with_setting("log.uri", last.log_uri or home["log.uri"])
-    positions = {name: state.segment for name, state in last.partitions.items()}
+    offsets = offsets_of(last)
     try:
         if journal.log_id() is not None and open_log(old).find_id() != journal.log_id():
             return
         if copy is not None:
-            positions |= open_source(copy).ends()
+            offsets |= open_source(copy).ends()
         source = open_source(old)
-        unread = source.unread(positions)
+        unread = source.unread(offsets)
         source.close()
     except (OpentabError, OSError):
         return

@@ -10,6 +10,7 @@ from opentab.billing.run import Pipeline, Progress
 from opentab.billing.session import settings_of
 from opentab.billing.source import Source
 from opentab.runtime.config import Home, load
+from opentab.runtime.permissions import make_private
 from opentab.runtime.spark_inside import check_spark
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def run(
     the home's settings name. `watch` is told of each batch. Returns what was billed; raises OpentabError.
     """
     if not isinstance(home, Home):
-        Path(home).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(Path(home))
         home = load(Path(home))
     check_spark()
     session = None if spark is None else own_session(spark, home, source)

@@ -14,9 +14,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
 from opentab.billing.cross_task import Repeats, shared_across
-from opentab.billing.portion import Portion
+from opentab.billing.log_batch import LogBatch
 from opentab.billing.source import Ranges, Source
-from opentab.billing.task import Order, Report
+from opentab.billing.task import TaskResult, TaskSpec
 from opentab.billing.watermark import final_after, forgotten_after, newest_after, partitions_after, watermark_after
 from opentab.core.errors import (
     ClockMismatch,
@@ -45,15 +45,15 @@ HELD_US = 10_000_000  # for so long at least: to find the next one that is ahead
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The first segment or message of a partition that is stamped too far ahead of our clock."""
+    """The first row of a partition that is stamped too far ahead of our clock."""
 
-    number: int
+    offset: int
     stamp_us: int
     found_us: int
 
 
 class HeldBack(Exception):
-    """A portion holds what is stamped too far ahead of our clock: take less."""
+    """A batch holds what is stamped too far ahead of our clock: take less."""
 
 
 class Job:
@@ -68,7 +68,7 @@ class Job:
         run: str,
         log_id: str | None = None,
         is_ours: Callable[[], bool] = lambda: True,
-        ends_once: Callable[[dict[str, int]], bool] = lambda positions: False,
+        ends_once: Callable[[dict[str, int]], bool] = lambda offsets: False,
         clock: Clock = wall_clock,
     ) -> None:
         self.home = home
@@ -86,9 +86,9 @@ class Job:
         self._runs_seen = float("-inf")
 
     @property
-    def positions(self) -> dict[str, int]:
-        """The last segment or message in the journal, by partition."""
-        return positions_of(self.last)
+    def offsets(self) -> dict[str, int]:
+        """By partition, the offset at which the journal goes on."""
+        return offsets_of(self.last)
 
     @property
     def position(self) -> int:
@@ -107,8 +107,8 @@ class Job:
 
     @property
     def upto(self) -> dict[str, int]:
-        """The last segment or message that may be billed now, of partitions of which something is held back."""
-        return {name: held.number - 1 for name, held in self.held.items()}
+        """The offset up to which may be billed now, of partitions of which something is held back."""
+        return {name: held.offset for name, held in self.held.items()}
 
     def let_go(self) -> bool:
         """Hold back no longer what the clock has come up to; whether there was any."""
@@ -134,34 +134,34 @@ class Job:
         )
 
     def bill(
-        self, portion: Portion, *, progress: Mapping[str, float] | None = None, cores: int = 1
+        self, batch: LogBatch, *, progress: Mapping[str, float] | None = None, cores: int = 1
     ) -> BatchRecord | None:
         """Bill one batch; None if there was nothing in it. Running the same batch again changes nothing.
 
-        Raises HeldBack where the portion is too large.
+        Raises HeldBack where the batch is too large.
 
-        1. the tasks decode, tally and stage, in one pass over the portion
-        2. their reports are put together and checked
+        1. the tasks decode, tally and stage, in one pass over the batch
+        2. their results are put together and checked
         3. one commit makes all of it visible
-        4. the portion makes room in the log
+        4. the batch makes room in the log
         """
         started_us = self._now_us()
         clock = time.perf_counter()
         crash.moment("taken")
-        order = self._order()
-        reports, repeats = self._count_once(portion, order)
-        ranges = portion.taken(reports)
+        spec = self._task_spec()
+        results, repeats = self._count_once(batch, spec)
+        ranges = batch.taken(results)
         if not ranges:
             return None
         staged = time.perf_counter()
         crash.moment("staged")
-        record = self._record(ranges, reports, repeats, started_us)
-        files = [file for report in reports for file in report.files if file.path not in repeats.dropped]
+        record = self._record(ranges, results, repeats, started_us)
+        files = [file for result in results for file in result.files if file.path not in repeats.dropped]
         files += repeats.files
         said = dict(progress or {})
-        steps_ms = _steps_ms(reports, started_us, staged - clock, self._commit_seconds) | _planning(said)
+        steps_ms = _steps_ms(results, started_us, staged - clock, self._commit_seconds) | _planning(said)
         record = msgspec.structs.replace(
-            record, steps_ms=steps_ms, file_count=len(files), progress=said, times=_times(reports, cores)
+            record, steps_ms=steps_ms, file_count=len(files), progress=said, times=_times(results, cores)
         )
         if not self.is_ours():
             raise fenced(record.batch)
@@ -171,13 +171,13 @@ class Job:
         self._commit_seconds = time.perf_counter() - committing
         self.last = record
         crash.moment("committed")
-        self.source.release(self.positions)
+        self.source.release(self.offsets)
         crash.moment("archived")
         return record
 
     def tick(self, now_us: int) -> BatchRecord | None:
         """Let the time of day move the watermark of a silent log: a batch of its own, without events."""
-        if self.last is None or self.last.watermark_us is None or self.source.unread(self.positions):
+        if self.last is None or self.last.watermark_us is None or self.source.unread(self.offsets):
             return None
         if now_us < max((state.arrived_us for state in self.last.partitions.values()), default=now_us):
             return None  # our clock is behind that of a producer: it tells nothing yet
@@ -249,26 +249,26 @@ class Job:
         self.last = record
         return record
 
-    def _count_once(self, portion: Portion, order: Order) -> tuple[list[Report], Repeats]:
-        """Let the tasks bill the portion, and see to what two of them took of the same ids."""
-        reports = self._run_tasks(lambda: portion.bill(order))
-        self._hold_back(reports)
-        shared = shared_across(reports, order)
+    def _count_once(self, batch: LogBatch, spec: TaskSpec) -> tuple[list[TaskResult], Repeats]:
+        """Let the tasks bill the batch, and see to what two of them took of the same ids."""
+        results = self._run_tasks(lambda: batch.bill(spec))
+        self._hold_back(results)
+        shared = shared_across(results, spec)
         if shared is None:
-            return reports, Repeats()
-        portion.taken(reports)  # raises where a task took what another one did: those are no repeats
-        repeats = self._run_tasks(lambda: portion.settle(shared, order))
+            return results, Repeats()
+        batch.taken(results)  # raises where a task took what another one did: those are no repeats
+        repeats = self._run_tasks(lambda: batch.settle(shared, spec))
         if repeats is None:
             # Rare, and mostly where ids conflict: one task sees all of it.
-            reports = self._run_tasks(lambda: portion.bill(order, in_one_task=True))
-            self._hold_back(reports)
-        return reports, repeats or Repeats()
+            results = self._run_tasks(lambda: batch.bill(spec, in_one_task=True))
+            self._hold_back(results)
+        return results, repeats or Repeats()
 
-    def _order(self) -> Order:
+    def _task_spec(self) -> TaskSpec:
         if self.rules.dedupe_us and time.monotonic() - self._runs_seen > RUNS_SECONDS:
             self.journal.refresh()  # runs that were merged long ago are gone
         self._runs_seen = time.monotonic()
-        return Order(
+        return TaskSpec(
             batch=self._next_batch,
             run=self.run,
             journal=self.journal.root,
@@ -291,15 +291,15 @@ class Job:
                 raise
             raise trouble from error
 
-    def _hold_back(self, reports: Sequence[Report]) -> None:
-        """Raise if something is stamped too far ahead of our clock, and let the next portion end before it."""
+    def _hold_back(self, results: Sequence[TaskResult]) -> None:
+        """Raise if something is stamped too far ahead of our clock, and let the next batch end before it."""
         ahead: dict[str, tuple[int, int]] = {}
-        for report in reports:
-            for name, first in report.ahead.items():
+        for result in results:
+            for name, first in result.ahead.items():
                 ahead[name] = min(first, ahead.get(name, first))
         if ahead:
             now_us = self._now_us()
-            found = {name: Held(number, stamp_us, now_us) for name, (number, stamp_us) in ahead.items()}
+            found = {name: Held(offset, stamp_us, now_us) for name, (offset, stamp_us) in ahead.items()}
             self.held = {**self.held, **found}  # the heartbeat's thread may be looking at the old one
             raise HeldBack(", ".join(ahead))
 
@@ -346,54 +346,54 @@ class Job:
             retry_helps=not ours,
         )
 
-    def _record(self, ranges: Ranges, reports: Sequence[Report], repeats: Repeats, started_us: int) -> BatchRecord:
-        check_sums(reports)
+    def _record(self, ranges: Ranges, results: Sequence[TaskResult], repeats: Repeats, started_us: int) -> BatchRecord:
+        check_sums(results)
         before = self.last.partitions if self.last else {}
-        taken = states_of(ranges, reports, before)
+        taken = states_of(ranges, results, before)
         has_unread = self._has_unread(self._restarts)
         partitions = partitions_after(before, taken, rules=self.rules, has_unread=has_unread)
         watermark_us = watermark_after(self.last, partitions, self.rules)
         rejections: Counter[str] = Counter()
-        for report in reports:
-            rejections.update(report.rejections)
+        for result in results:
+            rejections.update(result.rejections)
         return BatchRecord(
             batch=self._next_batch,
             run=self.run,
             started_us=started_us,
             committed_us=self._now_us(),
             partitions=partitions,
-            taken=dict(ranges),
+            taken={name: (begin + 1, end) for name, (begin, end) in ranges.items()},  # on disk: the first and the last
             watermark_us=watermark_us,
             final_us=final_after(self.last, watermark_us, self.rules),
             newest_us=newest_after(self.last, partitions),
-            event_count=sum(report.event_count for report in reports) - repeats.count,
-            sum_micros=str(sum(int(report.sum_micros) for report in reports) - int(repeats.sum_micros)),
-            entry_rows=sum(report.entry_rows for report in reports) + repeats.entry_rows,
+            event_count=sum(result.event_count for result in results) - repeats.count,
+            sum_micros=str(sum(int(result.sum_micros) for result in results) - int(repeats.sum_micros)),
+            entry_rows=sum(result.entry_rows for result in results) + repeats.entry_rows,
             rejections=dict(sorted(rejections.items())),
-            input_bytes=sum(t.bytes for report in reports for t in report.taken.values()),
+            input_bytes=sum(t.bytes for result in results for t in result.taken.values()),
             rules=self.rules,
-            late_events=sum(report.late_events for report in reports) - repeats.late_events,
-            duplicates=sum(report.duplicates for report in reports) + repeats.count,
-            without_id=sum(report.without_id for report in reports),
+            late_events=sum(result.late_events for result in results) - repeats.late_events,
+            duplicates=sum(result.duplicates for result in results) + repeats.count,
+            without_id=sum(result.without_id for result in results),
             forgotten_us=forgotten_after(self.last, partitions, self.rules),
             revise=self.ends_once({name: state.segment for name, state in partitions.items()}),
             log_id=self.log_id,
             log_uri=self.source.uri,
             restarts=self._restarts,
-            tasks=dict(sorted(Counter(report.host for report in reports if report.host).items())),
+            tasks=dict(sorted(Counter(result.host for result in results if result.host).items())),
         )
 
 
 def states_of(
-    ranges: Ranges, reports: Sequence[Report], before: Mapping[str, PartitionState]
+    ranges: Ranges, results: Sequence[TaskResult], before: Mapping[str, PartitionState]
 ) -> dict[str, PartitionState]:
     """The state of each partition that a batch was taken from. Where it held no message, the last arrival stays."""
     states = {}
-    for name, (_, last) in ranges.items():
-        taken = [report.taken[name] for report in reports if name in report.taken]
+    for name, (_, end) in ranges.items():
+        taken = [result.taken[name] for result in results if name in result.taken]
         arrived_us = max((one.arrived_us for one in taken), default=before[name].arrived_us if name in before else 0)
         latest_us = max((one.latest_us for one in taken if one.latest_us is not None), default=None)
-        states[name] = PartitionState(last, latest_us, arrived_us, idle=False)
+        states[name] = PartitionState(end, latest_us, arrived_us, idle=False)
     return states
 
 
@@ -402,49 +402,49 @@ def arrived_by(state: PartitionState, at_us: int) -> PartitionState:
     return msgspec.structs.replace(state, arrived_us=min(state.arrived_us, at_us))
 
 
-def positions_of(record: BatchRecord | None) -> dict[str, int]:
-    """The last segment or message of each partition that the journal holds after a batch."""
+def offsets_of(record: BatchRecord | None) -> dict[str, int]:
+    """By partition, the offset at which the journal goes on after a batch."""
     return {name: state.segment for name, state in record.partitions.items()} if record else {}
 
 
-def check_sums(reports: Sequence[Report]) -> None:
+def check_sums(results: Sequence[TaskResult]) -> None:
     """Stop if the entries on the disk are not the events that were decoded."""
-    for report in reports:
-        if report.event_count != report.entry_event_count:
-            raise LedgerBug(f"{report.event_count} events became {report.entry_event_count} in the entries")
-        if report.sum_micros != report.entry_sum_micros:
-            raise LedgerBug(f"{report.sum_micros} micros became {report.entry_sum_micros} in the entries")
-        if len({file.path for file in report.files}) != len(report.files):
+    for result in results:
+        if result.event_count != result.entry_event_count:
+            raise LedgerBug(f"{result.event_count} events became {result.entry_event_count} in the entries")
+        if result.sum_micros != result.entry_sum_micros:
+            raise LedgerBug(f"{result.sum_micros} micros became {result.entry_sum_micros} in the entries")
+        if len({file.path for file in result.files}) != len(result.files):
             raise LedgerBug("a file was staged twice")
 
 
 def _steps_ms(
-    reports: Sequence[Report], started_us: int, tasks_seconds: float, commit_seconds: float
+    results: Sequence[TaskResult], started_us: int, tasks_seconds: float, commit_seconds: float
 ) -> dict[str, float]:
     """Milliseconds by step.
 
     How long the oldest segment waited, the tasks' wall time and what the busiest task spent on what, and the
     commit of the batch before: a batch cannot know how long its own will take.
     """
-    busiest = max((report.seconds for report in reports), key=lambda seconds: sum(seconds.values()), default={})
-    arrived_us = [t.first_arrived_us for report in reports for t in report.taken.values() if t.first_arrived_us]
+    busiest = max((result.seconds for result in results), key=lambda seconds: sum(seconds.values()), default={})
+    arrived_us = [t.first_arrived_us for result in results for t in result.taken.values() if t.first_arrived_us]
     waited = max(0.0, (started_us - min(arrived_us, default=started_us)) / 1e6)
     steps = {"waiting": waited, "tasks": tasks_seconds, **busiest, "committing": commit_seconds}
     return {name: round(seconds * 1000, 1) for name, seconds in steps.items()}
 
 
-def _times(reports: Sequence[Report], cores: int) -> TaskTimes:
-    each_ms = [round(sum(report.seconds.values()) * 1000, 1) for report in reports]
+def _times(results: Sequence[TaskResult], cores: int) -> TaskTimes:
+    each_ms = [round(sum(result.seconds.values()) * 1000, 1) for result in results]
     steps: Counter[str] = Counter()
-    for report in reports:
-        steps.update(report.seconds)
+    for result in results:
+        steps.update(result.seconds)
     return TaskTimes(
         cores=cores,
         count=len(each_ms),
         median_ms=median_low(each_ms),
         max_ms=max(each_ms),
         steps_ms={name: round(seconds * 1000, 1) for name, seconds in steps.items()},
-        collecting_ms=round(sum(report.collecting for report in reports) * 1000, 1),
+        collecting_ms=round(sum(result.collecting for result in results) * 1000, 1),
     )
 
 

@@ -53,7 +53,7 @@ def clocks_of(home: Home, *, clock: Clock = wall_clock) -> tuple[int, list[Parti
         tells = home.kafka is None or lasts_us[name] == max(lasts_us.values())
         silence_max = home["log.silence_max"] if tells else None
         wrong = mismatch(f"log partition {name!r}", lasts_us[name], now_us, silence_max)
-        ahead = trusted_us(stamp_us, record.restarts if record else [], name, number) > now_us + AHEAD_MAX_US
+        ahead = trusted_us(stamp_us, record.restarts if record else [], name, number - 1) > now_us + AHEAD_MAX_US
         billed = state.segment if state else 0
         found.append(
             PartitionClock(
@@ -81,7 +81,7 @@ def restart_clock(home: Home, *, clock: Clock = wall_clock) -> ClockRestart:
         journal, log_id = join_log(home, source)
         claim = Claim(home.ledger, run)
         job = Job(home, journal, source, run=run, log_id=log_id, is_ours=claim.is_ours, clock=clock)
-        source.open(job.positions)
+        source.open(job.offsets)
         restart = job.restart_clock()
         crash.moment("clock_restarted")
         write_restart(restart_place(home), Restart(restart.at_us, restart.upto))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opentab.billing.tally import exact_sum, tally
-from opentab.billing.task import Order, Report, runs_of
+from opentab.billing.task import TaskResult, TaskSpec, index_of
 from opentab.core.errors import LogError
 from opentab.core.periods import Calendar, Int64s
 from opentab.core.records import DID_NOT_COUNT, ENTRY, SEEN
@@ -79,48 +79,48 @@ class _Run:
     table: pa.Table
 
     @classmethod
-    def read(cls, order: Order, file: StagedFile, rows: Int64s) -> _Run:
+    def read(cls, spec: TaskSpec, file: StagedFile, rows: Int64s) -> _Run:
         """With all of its rows, if any is asked for."""
         if not len(rows):
             return cls(file, SEEN.empty_table())
-        return cls(file, read_table(order.journal / file.path, SEEN, file.rows, use_threads=False))
+        return cls(file, read_table(spec.journal / file.path, SEEN, file.rows, use_threads=False))
 
-    def without(self, rows: Int64s, *, order: Order) -> StagedFile | None:
+    def without(self, rows: Int64s, *, spec: TaskSpec) -> StagedFile | None:
         """The same run without some of its rows, as a new file; None where it has no others."""
         kept = np.ones(self.table.num_rows, np.bool_)
         kept[rows] = False
         table = self.table.filter(pa.array(kept))
-        staged = stage_run(order.journal, iter([table]), run=order.run, batches=(order.batch, order.batch))
+        staged = stage_run(spec.journal, iter([table]), run=spec.run, batches=(spec.batch, spec.batch))
         if staged is not None:
-            runs_of(order.journal).keep(staged, table)
+            index_of(spec.journal).keep(staged, table)
         return staged
 
 
-def shared_across(reports: Sequence[Report], order: Order) -> Shared | None:
+def shared_across(results: Sequence[TaskResult], spec: TaskSpec) -> Shared | None:
     """What several tasks may have taken; None, nearly always, where there is no such thing."""
-    files = [file for report in reports for file in report.files if file.kind == "seen"]
+    files = [file for result in results for file in result.files if file.kind == "seen"]
     if len(files) < 2:
         return None
-    words = _shared_words(list(_BESIDE.map(partial(_first_words, order), files)))
+    words = _shared_words(list(_BESIDE.map(partial(_first_words, spec), files)))
     if not len(words):
         return None
     return Shared(
         files=files,
         words=words,
-        refused={key for report in reports for key in report.refused_reversals},
-        latest_us=max(taken.arrived_us for report in reports for taken in report.taken.values()),
+        refused={key for result in results for key in result.refused_reversals},
+        latest_us=max(taken.arrived_us for result in results for taken in result.taken.values()),
     )
 
 
-def settle(found: Shared, order: Order, read_lines: ReadLines) -> Repeats | None:
+def settle(found: Shared, spec: TaskSpec, read_lines: ReadLines) -> Repeats | None:
     """What several tasks took of the same keys; None where entries cannot set it right.
 
     That is so where values differ, where something is reversed, where the window ends in the midst of the batch, or
     where the lines cannot be read again.
     """
-    rows = [_places_of(found.words, mine) for mine in _BESIDE.map(partial(_first_words, order), found.files)]
-    runs = list(_BESIDE.map(partial(_Run.read, order), found.files, rows))
-    shared = _shared([run.table.take(pa.array(mine)) for run, mine in zip(runs, rows, strict=True)], rows, order)
+    rows = [_places_of(found.words, mine) for mine in _BESIDE.map(partial(_first_words, spec), found.files)]
+    runs = list(_BESIDE.map(partial(_Run.read, spec), found.files, rows))
+    shared = _shared([run.table.take(pa.array(mine)) for run, mine in zip(runs, rows, strict=True)], rows, spec)
     if not len(shared):
         return Repeats()
     if not found.refused.isdisjoint(zip(shared.high.tolist(), shared.low.tolist(), strict=True)):
@@ -129,16 +129,16 @@ def settle(found: Shared, order: Order, read_lines: ReadLines) -> Repeats | None
     first[1:] = (shared.high[1:] != shared.high[:-1]) | (shared.low[1:] != shared.low[:-1])
     starts, key = np.flatnonzero(first), np.cumsum(first) - 1
     several = _differ(shared.run, starts)
-    ends = found.latest_us - shared.arrived_us[starts] > order.rules.dedupe_us
+    ends = found.latest_us - shared.arrived_us[starts] > spec.rules.dedupe_us
     if (several & (_differ(shared.payload, starts) | ends)).any():
         return None
     losers = np.flatnonzero(~first & several[key])
-    return _set_right(read_lines, order, runs, shared, losers) if len(losers) else Repeats()
+    return _set_right(read_lines, spec, runs, shared, losers) if len(losers) else Repeats()
 
 
-def _first_words(order: Order, file: StagedFile) -> Int64s:
+def _first_words(spec: TaskSpec, file: StagedFile) -> Int64s:
     """The first words of a run's keys, in order."""
-    table = read_table(order.journal / file.path, SEEN, file.rows, ["key_high"], use_threads=False)
+    table = read_table(spec.journal / file.path, SEEN, file.rows, ["key_high"], use_threads=False)
     words: Int64s = table["key_high"].to_numpy()
     return words
 
@@ -150,14 +150,14 @@ def _differ(column: Int64s, starts: Int64s) -> Bools:
 
 
 def _set_right(
-    read_lines: ReadLines, order: Order, runs: list[_Run], shared: _Shared, losers: Int64s
+    read_lines: ReadLines, spec: TaskSpec, runs: list[_Run], shared: _Shared, losers: Int64s
 ) -> Repeats | None:
     try:
         lines = read_lines([shared.places[at] for at in losers.tolist()])
     except (LogError, NotImplementedError):
         return None  # they are not to be had here: whoever bills all of it anew says why, if that is a fault
     arrived_us = shared.arrived_us[losers]
-    events = decode(Texts.of(lines), arrived_us=arrived_us, rules=order.rules, calendar=Calendar(order.rules.zone))
+    events = decode(Texts.of(lines), arrived_us=arrived_us, rules=spec.rules, calendar=Calendar(spec.rules.zone))
     if len(events.at_us) != len(lines) or events.identity is None or events.identity.reversals:
         return None
     if _keyed(events.identity) != _keyed(shared, losers):
@@ -165,11 +165,11 @@ def _set_right(
     numbers = np.unique(shared.run[losers]).tolist()
     changed = [runs[number] for number in numbers]
     gone = [shared.row[losers[shared.run[losers] == number]] for number in numbers]
-    changing = _BESIDE.map(partial(_Run.without, order=order), changed, gone)  # meanwhile the entries are made
-    entries = _taken_back(events, order.batch)
-    files = [stage(order.journal, "entry", entries, run=order.run, batches=(order.batch, order.batch))]
+    changing = _BESIDE.map(partial(_Run.without, spec=spec), changed, gone)  # meanwhile the entries are made
+    entries = _taken_back(events, spec.batch)
+    files = [stage(spec.journal, "entry", entries, run=spec.run, batches=(spec.batch, spec.batch))]
     files += [file for file in changing if file is not None]
-    late_before = order.late_before_day
+    late_before = spec.late_before_day
     return Repeats(
         count=len(lines),
         sum_micros=str(exact_sum(events.amount_micros)),
@@ -187,13 +187,13 @@ def _keyed(rows: Identity | _Shared, at: Int64s | None = None) -> list[tuple[int
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _shared(tables: Sequence[pa.Table], rows_of: Sequence[Int64s], order: Order) -> _Shared:
+def _shared(tables: Sequence[pa.Table], rows_of: Sequence[Int64s], spec: TaskSpec) -> _Shared:
     """Those rows of each run that are asked for, without what was rejected or is forgotten."""
     found = []
     for number, (mine, row) in enumerate(zip(tables, rows_of, strict=True)):
         wanted = mine["payload"].to_numpy() != DID_NOT_COUNT
-        if order.forgotten_us is not None:  # it is not known, not even to its repeats
-            wanted &= mine["arrived_us"].to_numpy() >= order.forgotten_us
+        if spec.forgotten_us is not None:  # it is not known, not even to its repeats
+            wanted &= mine["arrived_us"].to_numpy() >= spec.forgotten_us
         told = mine.append_column("run", pa.array(np.full(len(row), number))).append_column("row", pa.array(row))
         found.append(told.filter(pa.array(wanted)))
     rows = pa.concat_tables(found)

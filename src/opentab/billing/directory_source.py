@@ -15,7 +15,7 @@ from opentab.core.errors import LogError
 from opentab.core.records import ClockRestart
 from opentab.log.arrivals import trusted_us
 from opentab.log.directory import DirectoryLog
-from opentab.log.line_block import SegmentChunk
+from opentab.log.line_block import SegmentLines
 from opentab.log.segment import parse_segment
 from opentab.runtime.config import Home
 
@@ -111,19 +111,19 @@ class DirectorySource(Source):
 
     def has_unread(self, partition: str, offset: int, upto_us: int, restarts: Sequence[ClockRestart]) -> bool:
         stamp_us = self.log.stamp_after(partition, offset)
-        return stamp_us is not None and trusted_us(stamp_us, restarts, partition, offset + 1) <= upto_us
+        return stamp_us is not None and trusted_us(stamp_us, restarts, partition, offset) <= upto_us
 
     def release(self, offsets: Offsets) -> None:
         self.log.archive_upto(dict(offsets))
 
 
-def read_segments(rows: Iterable[pa.RecordBatch], log_path: Path) -> Iterator[SegmentChunk]:
+def read_segments(rows: Iterable[pa.RecordBatch], log_path: Path) -> Iterator[SegmentLines]:
     """The segments that rows name, one after the other: checked as they are read."""
     log = DirectoryLog(log_path)
     for batch in rows:
         for row in batch.to_pylist():
             partition, number = row["partition"], row["offset"] + 1
             if row["segment"] is None:
-                yield SegmentChunk(log.read(partition, number))
+                yield SegmentLines(log.read(partition, number))
             else:
-                yield SegmentChunk(parse_segment(row["segment"], log.incoming_path(partition, number)))
+                yield SegmentLines(parse_segment(row["segment"], log.incoming_path(partition, number)))

@@ -115,7 +115,7 @@ class TopicSource(Source):
         message = self._topic.message_from(int(partition), offset)
         if message is None:
             return False
-        return trusted_us(message.arrived_us, restarts, partition, message.offset + 1) <= upto_us
+        return trusted_us(message.arrived_us, restarts, partition, message.offset) <= upto_us
 
     def close(self) -> None:
         self._topic.close()

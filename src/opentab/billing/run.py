@@ -6,10 +6,12 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -50,6 +52,7 @@ RETRY_SECONDS = 1.0
 LATE_SECONDS = 60.0  # how long a late batch is a reason to look for its cause
 TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
+BATCH_TIMES = 101  # whose median is told
 STOP_SECONDS_MAX = 30.0  # how long a batch or a closing that is under way may go on when the pipeline is to stop
 
 
@@ -93,6 +96,8 @@ class Pipeline:
         self._error: BaseException | None = None
         self._batches = self._events = self._rejections = 0
         self._batch_seconds = 0.0
+        self._batch_times: deque[float] = deque(maxlen=BATCH_TIMES)
+        self._query: Stream | None = None
         self._late_at = float("-inf")  # when a batch was last late
         self._caught_up_us: int | None = None
         self._streaming = False
@@ -186,7 +191,7 @@ class Pipeline:
         deadline = time.monotonic() + ONCE_SECONDS_MAX
         while True:
             try:
-                starts = source.open(self._job.positions)
+                starts = source.open(self._job.offsets)
                 # A partition may end where it begins, all of it deleted by the topic's retention.
                 self._goal = {name: end for name, end in source.ends().items() if end > starts.get(name, 0)}
                 return
@@ -292,6 +297,7 @@ class Pipeline:
     def _run_query(self, stream: Stream) -> None:
         """Follow a query, and stop it before anything else is done: it bills by what the job knows."""
         patience_seconds = 0.0  # what goes wrong ends the batch, too
+        self._query = stream
         try:
             stream.start()
             self._follow(stream)
@@ -302,7 +308,7 @@ class Pipeline:
     def _try_again(self, error: TasksFailed) -> None:
         """Wait before the next try, if there is to be one. Where the log has lost something, that failed the tasks."""
         try:
-            self._job.source.open(self._job.positions)
+            self._job.source.open(self._job.offsets)
         except LogUnreachable as unreachable:
             self._waits_for(unreachable, self._trouble_since + ONCE_SECONDS_MAX)
             return
@@ -355,7 +361,7 @@ class Pipeline:
         """Look what the query has not billed yet; where the log does not answer, tell."""
         try:
             self._job.source.check_id(self._job.log_id)
-            self._unread = self._job.source.unread(self._job.positions)
+            self._unread = self._job.source.unread(self._job.offsets)
         except LogUnreachable as error:
             if self._gives_up(self._trouble_since + ONCE_SECONDS_MAX):
                 raise
@@ -411,6 +417,7 @@ class Pipeline:
         self._quiet_since = self._trouble_since = time.monotonic()
         self._watchdog.rest()
         self._batch_seconds = seconds
+        self._batch_times.append(seconds)
         if record.steps_ms.get("waiting", 0.0) + seconds * 1000 > LATE_MS:
             self._late_at = time.monotonic()
         self._batches += 1
@@ -422,18 +429,18 @@ class Pipeline:
         self.watch(self._progress())
 
     def _finished(self) -> bool:
-        return self._stop.is_set() or (self.once and self._reaches_goal(self._job.positions, upto=self._job.upto))
+        return self._stop.is_set() or (self.once and self._reaches_goal(self._job.offsets, upto=self._job.upto))
 
-    def _ends_once(self, positions: dict[str, int]) -> bool:
-        """Whether a batch that leads to these positions is the last one of `--once`."""
-        return self.once and self._reaches_goal(positions)
+    def _ends_once(self, offsets: dict[str, int]) -> bool:
+        """Whether a batch that leads to these offsets is the last one of `--once`."""
+        return self.once and self._reaches_goal(offsets)
 
     def _reached_goal(self) -> bool:
-        return self._reaches_goal(self._job.positions)
+        return self._reaches_goal(self._job.offsets)
 
-    def _reaches_goal(self, positions: Offsets, *, upto: Offsets = NOWHERE) -> bool:
+    def _reaches_goal(self, offsets: Offsets, *, upto: Offsets = NOWHERE) -> bool:
         """Whether all that was in the log when we started is billed, but for what is held back."""
-        return all(positions.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
+        return all(offsets.get(name, 0) >= min(end, upto.get(name, end)) for name, end in self._goal.items())
 
     def _progress(self) -> Progress:
         self._count_unread()
@@ -466,7 +473,7 @@ class Pipeline:
     def _count_unread(self) -> bool:
         """Look how far the log is ahead; False where it does not say."""
         try:
-            self._unread = self._job.source.unread(self._job.positions)
+            self._unread = self._job.source.unread(self._job.offsets)
         except LogError:
             return False  # the batches say so
         return True
@@ -500,10 +507,15 @@ class Pipeline:
                 trouble=None if trouble is None else str(trouble),
                 spark_ui=self._spark_ui,
                 work=self._work(),
+                billing_ms=None if (seconds := self._billing_seconds()) is None else seconds * 1000,
+                median_ms=median_low(self._batch_times) * 1000 if self._batch_times else 0.0,
             )
             write_heartbeat(self.home.ledger, heartbeat)
         except OSError:
             pass  # a full disk stops the stream with a message of its own
+
+    def _billing_seconds(self) -> float | None:
+        return self._query.billing_seconds if self._query is not None else None
 
     def _work(self) -> Work:
         """How it works, for those who ask why batches are slow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
 
@@ -18,6 +20,7 @@ from opentab.billing.class_archive import jvm_option
 from opentab.core.errors import MachineError
 from opentab.runtime.config import Home
 from opentab.runtime.java import find_java
+from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
 from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
     check_connector,
@@ -29,7 +32,7 @@ from opentab.runtime.spark_inside import (
 from opentab.wire.template import BLOCK_LINES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG4J = """\
 rootLogger.level = warn
@@ -47,6 +50,7 @@ JVM_OPTIONS = (
     "-XX:+UseSerialGC -Xmn768m -Xss4m"
     " -XX:MaxInlineLevel=9 -XX:FreqInlineSize=100 -XX:InlineSmallCode=1000 -XX:CompileThresholdScaling=2"
 )
+WARM_SECONDS_MAX = 10
 ROWS_SETTINGS = {
     # A block of lines is read at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCK_LINES),
@@ -54,7 +58,13 @@ ROWS_SETTINGS = {
 
 # Spark's UI listens where SPARK_LOCAL_IP says, so on this machine it is for this machine alone. On a cluster it would
 # be open to the whole network.
-LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOOPBACK_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The driver listens on a port, and any user of this machine may call it. Spark makes the secret itself.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+}
 CLUSTER_SETTINGS = {"spark.ui.enabled": "false"}
 SETTINGS = {
     "spark.app.name": "opentab",
@@ -122,8 +132,24 @@ def open_session(home: Home) -> SparkSession:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, handler)  # Spark has put its own in the place of ours
+    if home.kafka is not None and home["kafka.connector"] == CONNECTOR:
+        _check_connector(session, home)
     silence_accumulators(session)
     return session
+
+
+def _check_connector(session: SparkSession, home: Home) -> None:
+    """Raise unless the jars that Spark has just fetched are what was published. Nothing of them has run yet."""
+    listed = session.sparkContext.getConf().get("spark.jars") or ""
+    jars = [Path(unquote(urlsplit(name).path)) for name in listed.split(",") if name]
+    if "spark.jars" in home.spark or "spark.jars.packages" in home.spark:  # jars of the operator's own are there, too
+        names = CONNECTOR_HASHES.read_text(encoding="ascii")
+        jars = [jar for jar in jars if jar.name.partition("_")[2] in names]
+    try:
+        check_published(jars, CONNECTOR_HASHES)
+    except MachineError:
+        session.stop()
+        raise
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
@@ -140,13 +166,31 @@ def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
 
 def warm_workers(spark: SparkSession, tag: str) -> None:
     """Start Spark's Python workers, and let them load what a batch needs."""
-    from opentab.billing.task import REPORT_SCHEMA, warm_up
+    from opentab.billing.task import RESULT_SCHEMA, warm_up
 
     cores = spark.sparkContext.defaultParallelism
     with suppress(Exception):  # if Spark is in trouble, the stream says so
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setJobDescription("warm-up")
-        spark.range(0, cores, 1, cores).mapInArrow(warm_up, REPORT_SCHEMA).collect()
+        spark.range(0, cores, 1, cores).mapInArrow(warm_up, RESULT_SCHEMA).collect()
+
+
+def warm_stream(spark: SparkSession, checkpoint: Path) -> None:
+    """Let Java load what a streaming query needs, with one batch of a query that bills nothing."""
+    from opentab.billing.task import RESULT_SCHEMA, warm_up
+
+    done, directory = threading.Event(), checkpoint / "warm-up"
+
+    def look_at(batch: DataFrame, _: int) -> None:
+        batch.mapInArrow(warm_up, RESULT_SCHEMA).toArrow()
+        done.set()
+
+    with suppress(Exception):  # if Spark is in trouble, the stream says so
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+        query = rows.writeStream.option("checkpointLocation", f"file:{directory}").foreachBatch(look_at).start()
+        done.wait(WARM_SECONDS_MAX)
+        query.stop()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def cancel_jobs(spark: SparkSession, tag: str) -> None:

@@ -21,7 +21,7 @@ from opentab.core.errors import LogMismatch
 from opentab.core.records import ClockRestart
 from opentab.log import open_topic
 from opentab.log.directory import DirectoryLog
-from opentab.log.line_block import Chunk, MessageChunk
+from opentab.log.line_block import LineBlock, MessageLines
 from opentab.runtime.config import Home
 from opentab.wire.byte_columns import Texts
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Offsets = Mapping[str, int]  # by partition, the offset of the next row
 NOWHERE: Offsets = {}
-Ranges = Mapping[str, tuple[int, int]]  # what a batch takes: the first offset plus one, and the next offset after it
-ReadRows = Callable[[Iterable[pa.RecordBatch]], Iterator[Chunk]]
+Ranges = Mapping[str, tuple[int, int]]  # what a batch takes: by partition, from one offset up to another, excluded
+ReadRows = Callable[[Iterable[pa.RecordBatch]], Iterator[LineBlock]]
 
 COLUMNS = ("partition", "offset", "arrived_at", "value")
 
@@ -129,7 +129,7 @@ def replaced(log: object) -> LogMismatch:
     )
 
 
-def read_rows(rows: Iterable[pa.RecordBatch], *, skips_offsets: bool) -> Iterator[MessageChunk]:
+def read_rows(rows: Iterable[pa.RecordBatch], *, skips_offsets: bool) -> Iterator[MessageLines]:
     """The lines in rows, each Arrow batch of them partition by partition, in the order of their offsets."""
     for batch in rows:
         names = pc.unique(batch.column("partition")).to_pylist()
@@ -138,7 +138,7 @@ def read_rows(rows: Iterable[pa.RecordBatch], *, skips_offsets: bool) -> Iterato
             for part in [own] if skips_offsets else without_gaps(own):
                 arrived_us = part.column("arrived_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
                 lines = Texts.of_array(part.column("value").cast(pa.binary()))
-                yield MessageChunk(str(name), part.column("offset").to_numpy(), lines, arrived_us.to_numpy())
+                yield MessageLines(str(name), part.column("offset").to_numpy(), lines, arrived_us.to_numpy())
 
 
 def without_gaps(rows: pa.RecordBatch) -> list[pa.RecordBatch]:

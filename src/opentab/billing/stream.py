@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from opentab.billing.bill import HeldBack, Job
-from opentab.billing.portion import SparkPortion, ranges_between, without_billed, without_held
+from opentab.billing.log_batch import SparkBatch, ranges_between, without_billed, without_held
 from opentab.billing.session import cancel_jobs
 from opentab.billing.source import NOWHERE, Offsets, Ranges
 from opentab.core.errors import TasksFailed
@@ -69,7 +69,7 @@ class Stream:
         """Start the query. Raises what is wrong with the log."""
         source = self._job.source
         self._cores = self._spark.sparkContext.defaultParallelism
-        self._starts = self._reached = source.open(self._job.positions)
+        self._starts = self._reached = source.open(self._job.offsets)
         try:
             frame = source.stream(self._spark, self._starts)
             self._query = (
@@ -174,7 +174,7 @@ class Stream:
             upto = job.upto
             ranges = None if ends is None else ranges_between(begins, ends, upto)
             if ranges is None:
-                frame = without_billed(frame, job.positions)
+                frame = without_billed(frame, job.offsets)
             elif not ranges:
                 return
             else:
@@ -184,8 +184,8 @@ class Stream:
             cores = self._spark.sparkContext.defaultParallelism
             began = time.perf_counter()
             try:
-                portion = SparkPortion(job.source, without_held(frame, upto), ranges, job.positions)
-                record = job.bill(portion, progress=self._progress(), cores=cores)
+                batch = SparkBatch(job.source, without_held(frame, upto), ranges, job.offsets)
+                record = job.bill(batch, progress=self._progress(), cores=cores)
             except HeldBack:
                 continue
             if record is not None:
@@ -199,7 +199,7 @@ class Stream:
         has billed some of it. The next query begins at the journal's offsets.
         """
         for name in ranges:
-            position, begin = self._job.positions.get(name, 0), begins.get(name, 0)
+            position, begin = self._job.offsets.get(name, 0), begins.get(name, 0)
             is_loss = position < begin == self._starts.get(name, 0) and name not in self._billed_from
             if position != begin and not is_loss:
                 raise TasksFailed(

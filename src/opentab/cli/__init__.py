@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import traceback
 from pathlib import Path
 
 import click
 
-from opentab.cli import admin, judge, pipeline, read  # their commands are registered as they are imported
+from opentab.cli import admin, ingest, judge, pipeline, read  # their commands are registered as they are imported
 from opentab.cli.base import OK, commands
 from opentab.core.errors import DiskFull, OpentabError, means_disk_full
 from opentab.runtime import terminal
+from opentab.runtime.disk import write_new
 
-__all__ = ["admin", "commands", "judge", "main", "pipeline", "read"]
+__all__ = ["admin", "commands", "ingest", "judge", "main", "pipeline", "read"]
 
 INTERRUPTED = 130
 OUR_BUG = 70
@@ -52,10 +54,10 @@ def main() -> None:
 
 
 def _bug_report(error: Exception) -> str:
-    path = Path(f"opentab-bug-{os.getpid()}.txt")
+    path = Path(f"opentab-bug-{secrets.token_hex(4)}.txt")
     fact = f"this is a bug in opentab: {type(error).__name__}: {(str(error) or '-').splitlines()[0][:200]}"
     try:
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        write_new(path, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"), mode=0o600)
     except OSError:
         return fact
     return f"{fact}\n         {path} says where; please report it"

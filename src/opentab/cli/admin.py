@@ -7,12 +7,23 @@ import sys
 import tomllib
 
 import click
+from click.shell_completion import get_completion_class
 
 from opentab.cli.base import DIFFERENT, FORMATS, OK, at_home, at_log, commands, duration_option
 from opentab.core.errors import InputError
 from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
-from opentab.runtime.disk import make_directories, write_new
+from opentab.runtime.disk import sync, write_new
+from opentab.runtime.permissions import make_private
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes opentab's commands: eval "$(opentab completion bash)"."""
+    found = get_completion_class(shell)
+    assert found is not None
+    terminal.write(found(commands, {}, "opentab", "_OPENTAB_COMPLETE").source())
 
 
 @commands.command()
@@ -29,8 +40,9 @@ def init(home: Home, currency: str | None, types: tuple[str, ...]) -> None:
     chosen = {"billing.currency": currency, "billing.types": list(types)}
     text = config.template({name: json.dumps(value) for name, value in chosen.items() if value})
     config.parse(home.path, tomllib.loads(text))  # says what is wrong before anything is written
-    make_directories(home.path)
+    make_private(home.path)
     write_new(file, text.encode())
+    sync(home.path.parent)
     terminal.write(f"wrote {file}")
 
 
@@ -112,7 +124,7 @@ def token_key(home: Home) -> None:
     from opentab.server.tokens import new_key
 
     path = home.path / (home["server.key_file"] or "key")
-    make_directories(home.path)
+    make_private(home.path)
     try:
         write_new(path, f"{new_key()}\n".encode(), mode=0o600)
     except FileExistsError:

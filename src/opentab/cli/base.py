@@ -14,8 +14,9 @@ import click
 
 from opentab import __version__
 from opentab.core.errors import InputError, OpentabError
-from opentab.runtime import config
+from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import make_private, open_to_others
 
 if TYPE_CHECKING:
     from opentab.ledger.journal import Journal
@@ -31,8 +32,55 @@ TOOLS = {
 }
 
 
+TASKS = {
+    "Try it": {
+        "demo": "three simulated months, live, with a page and a verdict",
+        "generate": "simulated events whose bills are known beforehand",
+    },
+    "Send events": {
+        "init": "write opentab.toml for a new home",
+        "ingest": "put JSON lines into the log",
+        "tail": "show events as they arrive",
+        "receipt": "what became of one event",
+        "rejections": "what could not be billed, and why",
+    },
+    "Bill": {
+        "run": "the pipeline on Spark: log, totals, invoices",
+        "serve": "a replica with REST, live streams and the page",
+        "deliver": "put invoices to your HTTP receiver",
+        "up": "run, serve and deliver, kept running",
+    },
+    "Read": {
+        "totals": "running totals by customer or type",
+        "invoices": "invoices, revisions, previews",
+        "periods": "which months are open, closed or final",
+        "sql": "ad-hoc SQL over the ledger",
+    },
+    "Check": {
+        "verify": "recompute every bill from the raw log",
+        "trace": "lead a bill back to its events",
+    },
+    "Operate": {
+        "doctor": "what is missing or slow, and how to fix it",
+        "log": "the log's clock, or another log for the ledger",
+        "token": "make a key; issue and revoke access tokens",
+        "completion": "completion for bash, zsh or fish",
+    },
+    "From a checkout": {
+        "bench": "measure opentab next to its peers",
+        "chaos": "break a real cluster, part by part",
+    },
+}
+
+
 class Commands(click.Group):
     """The product's commands, and with a checkout of the source the tools that measure and break it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands by task, a line each. A test holds that none is missing."""
+        for task, lines in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl(list(lines.items()))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *TOOLS])
@@ -86,6 +134,13 @@ def at_home(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
 
     return with_home
+
+
+def own_home(home: Home) -> None:
+    """Make the home if it is missing, for its owner alone; say so where one of an earlier version is open to others."""
+    make_private(home.path)
+    if open_to_others(home.path):
+        terminal.complain(f"other users may look into the home {home.path}: chmod 700 {home.path}")
 
 
 def at_log(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from opentab.ledger.diagnosis import BATCHES, diagnose
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import read_heartbeat
 from opentab.runtime.java import find_java
+from opentab.runtime.permissions import open_to_others
 from opentab.runtime.spark_inside import check_connector, check_spark
 
 DISK_BYTES_MIN = 1024**3
@@ -94,7 +95,8 @@ def _home(home: Home) -> Finding:
         return Finding("home", True, f"{home.path} is not there yet; the first command makes it")
     if not os.access(home.path, os.W_OK):
         return Finding("home", False, f"{home.path} cannot be written", "change its owner, or choose another --home")
-    return Finding("home", True, str(home.path))
+    fix = f"other users may look into it: chmod 700 {home.path}" if open_to_others(home.path) else ""
+    return Finding("home", True, str(home.path), fix)
 
 
 def _ledger(home: Home) -> Finding:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +13,7 @@ from opentab.runtime import terminal
 from opentab.runtime.config import Home
 
 if TYPE_CHECKING:
+    from opentab.audit import Report
     from opentab.audit.check import Check
     from opentab.ledger.invoices import Invoices
 
@@ -38,7 +38,7 @@ def verify(home: Home, expected: bool, format_: str) -> int:
 def verify_home(home: Home, *, expected: bool, format_: str = "table") -> int:
     from opentab.audit import NoInvoices
     from opentab.audit import verify as audit
-    from opentab.core.money import format_micros
+    from opentab.cli.tables.verdict import print_checks, verdict_json
     from opentab.ledger import balances
     from opentab.ledger.invoices import Invoices
     from opentab.tables.damage import check_files
@@ -65,59 +65,24 @@ def verify_home(home: Home, *, expected: bool, format_: str = "table") -> int:
         if invoices is not None and home.invoices_path.is_dir():
             report = replace(report, checks=[*report.checks, _check_files(home, invoices)])
     if format_ == "json":
-        terminal.print_json(
-            [
-                {
-                    "agrees": report.agrees,
-                    "batches": report.batches,
-                    "events": report.events,
-                    "rejections": report.rejections,
-                    "duplicates": report.duplicates,
-                    "amount": format_micros(report.amount_micros),
-                    "not_yet_billed_segments": report.not_yet_billed_segments,
-                    "unverified_files": unverified,
-                    "seconds": round(report.seconds, 3),
-                    "checks": [
-                        {
-                            "name": c.name,
-                            "compared": c.compared,
-                            "differences": c.differences,
-                            "samples": c.samples,
-                            "note": c.note,
-                        }
-                        for c in report.checks
-                    ],
-                }
-            ]
-        )
+        terminal.print_json([verdict_json(report, unverified)])
         return OK if report.agrees else DIFFERENT
-    for check in report.checks:
-        mark = terminal.paint("agrees ", terminal.GREEN) if check.agrees else terminal.paint("DIFFERS", terminal.RED)
-        note = f"  ({check.note})" if check.note else ""
-        found = "" if check.agrees else f", {check.differences:,} differ"
-        terminal.write(f"{mark}  {check.name:<14} {check.compared:>12,} compared{found}{note}")
-        for sample in check.samples:
-            terminal.write(f"           {terminal.printable(sample)}")
-    if report.not_yet_billed_segments:
-        terminal.write(f"not yet billed: {terminal.plural(report.not_yet_billed_segments, 'segment')} of the log")
-    if unverified:
-        terminal.write(
-            f"unverified: {terminal.plural(unverified, 'file')} of an earlier version, written without checksums"
-        )
-    duplicates = f"{terminal.plural(report.duplicates, 'duplicate')}, " if report.duplicates else ""
-    batches = terminal.plural(report.batches, "batch", "batches")
-    sums = (
-        f"{terminal.plural(report.events, 'event')}, {terminal.plural(report.rejections, 'rejection')}, {duplicates}"
-        f"{format_micros(report.amount_micros)} {home['billing.currency']} in {batches}"
-    )
+    print_checks(report, unverified)
+    return _print_verdict(report, home["billing.currency"])
+
+
+def _print_verdict(report: Report, currency: str) -> int:
+    """Say whether the ledger agrees with the log; returns the exit code."""
+    from opentab.cli.tables.verdict import sums_text
+
+    sums = sums_text(report, currency)
     if report.agrees:
         terminal.write(terminal.paint(f"The ledger agrees with the log: {sums}.", terminal.GREEN))
         return OK
     if all(check.agrees for check in report.checks if check.name != FILES):
         terminal.write(f"The ledger agrees with the log: {sums}.")
         terminal.write(terminal.paint("The invoice files DO NOT agree with the ledger.", terminal.RED))
-        return DIFFERENT
-    if report.gone and report.agrees_otherwise:
+    elif report.gone and report.agrees_otherwise:
         gone = "; ".join(report.gone)
         terminal.write(terminal.paint(f"Not all could be verified: {gone}. The rest agrees.", terminal.RED))
     else:
@@ -150,8 +115,8 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
     """The batches and log places that a customer's cents of a period came from."""
     from opentab.audit import NoInvoices, invoice_of
     from opentab.audit import trace as follow
-    from opentab.core.money import format_micros, format_minor
-    from opentab.core.periods import format_us, parse_period
+    from opentab.cli.tables.trace import print_trace
+    from opentab.core.periods import parse_period
     from opentab.ledger.invoices import Invoices
 
     parse_period(period)
@@ -164,72 +129,9 @@ def trace(home: Home, period: str, customer: str, revision: int | None, events: 
     currency = home["billing.currency"]
     adds_up = invoice is None or invoice.total_minor == found.total_minor(currency)
     taken = {record.batch: record.taken for record in journal.batches()}
-    if events:
-        columns = ["batch", "place", "time", "type", "kind", "period", "amount", "reverses", "reason", "actor"]
-        rows: Iterator[list[Any]] = (
-            [
-                e.batch,
-                e.place,
-                format_us(e.at_us),
-                e.type,
-                _kind(e.adjustment),
-                e.own_period,
-                format_micros(e.amount_micros),
-                e.reverses,
-                e.reason,
-                e.actor,
-            ]
-            for e in found.events()
-        )
-    else:
-        columns = ["batch", "segments", "type", "kind", "period", "amount", "events", "first", "last"]
-        rows = (
-            [
-                *(
-                    line.batch,
-                    _segments(taken[line.batch]),
-                    line.type,
-                    _kind(line.adjustment),
-                    line.own_period,
-                ),
-                *(
-                    format_micros(line.amount_micros),
-                    line.event_count,
-                    format_us(line.first_us),
-                    format_us(line.last_us),
-                ),
-            ]
-            for line in found.lines
-        )
-    if format_ == "json":
-        terminal.print_json(dict(zip(columns, row, strict=True)) for row in rows)
-    elif format_ == "csv":
-        terminal.print_csv(columns, rows)
-    else:
-        whose = f"{period} for {terminal.printable(customer)}"
-        if invoice:
-            head = f"invoice of {whose}, revision {invoice.revision}: {format_minor(invoice.total_minor, currency)}"
-            issued = f"position {invoice.position}, issued at {format_us(invoice.issued_us)}"
-            terminal.write(f"{head} {currency}, {issued}")
-        terminal.print_table(columns, rows, right=[c for c in ("batch", "amount", "events") if c in columns])
-        total = (
-            f"{terminal.plural(found.event_count, 'event')}, {format_micros(found.amount_micros)} {currency} in {whose}"
-        )
-        if invoice:
-            rounded = format_minor(found.total_minor(currency), currency)
-            total += f"; rounded {rounded}, {'as the invoice says' if adds_up else 'NOT what the invoice says'}"
-        terminal.write(terminal.paint(total, terminal.DIM))
+    print_trace(found, taken, invoice, currency=currency, adds_up=adds_up, events=events, format_=format_)
     if events and found.gone:
         shown = ", ".join(f"{batch:,}" for batch in found.gone)
         terminal.complain(f"the log of these batches is gone, so their events are not shown: {shown}")
         return DIFFERENT
     return OK if found.lines and adds_up else DIFFERENT
-
-
-def _kind(adjustment: bool) -> str:
-    return "adjustment" if adjustment else "usage"
-
-
-def _segments(taken: dict[str, tuple[int, int]]) -> str:
-    """The segments of a batch: default/3-7."""
-    return " ".join(f"{name}/{first}" + (f"-{last}" if last > first else "") for name, (first, last) in taken.items())

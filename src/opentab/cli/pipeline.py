@@ -1,8 +1,7 @@
-"""Commands that move events on: ingest, generate, run, serve, deliver, and up and demo, which are several of them."""
+"""Commands that move events on: generate, run, serve, deliver, and up and demo, which are several of them."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -21,12 +20,14 @@ from opentab.cli.base import (
     duration_option,
     interrupt,
     open_journal,
+    own_home,
     progress_bar,
 )
 from opentab.cli.judge import verify_home
 from opentab.core.errors import ConfigError, InputError, MachineError
 from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import make_private
 
 if TYPE_CHECKING:
     from opentab.billing.run import Progress
@@ -34,34 +35,6 @@ if TYPE_CHECKING:
     from opentab.sinks.deliver import Outlook
 
 DEMO_BYTES_MIN = 512 * 2**20
-
-
-@commands.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--partition", metavar="NAME", help='of the log ["default"; on Kafka the customer decides]')
-@at_home
-@at_log
-def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
-    """Put JSON lines into the log: FILES, or standard input. Returns once they are durable."""
-    from opentab.billing.log_check import open_checked_producer
-    from opentab.log.ingest import file_chunks, stream_chunks
-    from opentab.log.ingest import ingest as append
-
-    for file in files:
-        if str(file) != "-" and not os.access(file, os.R_OK):
-            raise InputError(f"{file} cannot be read", hint="nothing was ingested")
-        if file.is_dir():
-            raise InputError(f"{file} is a directory", hint="name the files in it; nothing was ingested")
-    producer = open_checked_producer(home, partition)
-    lines_max = home["pipeline.batch_events_max"]
-    total = 0
-    for file in files or (Path("-"),):
-        if str(file) == "-":
-            total += append(stream_chunks(sys.stdin.buffer), producer, lines_max=lines_max)
-            continue
-        with file.open("rb") as handle, progress_bar(file.stat().st_size, str(file)) as advance:
-            total += append(file_chunks(handle), producer, lines_max=lines_max, progress=lambda _, size: advance(size))
-    sys.stderr.write(f"{terminal.plural(total, 'line is', 'lines are')} in the log, partition {producer.partition}\n")
 
 
 @commands.command()
@@ -128,6 +101,8 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
             seen = done
 
         expected_path = home.expected_path
+        if out is None or out.name == "<stdout>":
+            make_private(home.path)
         if out is None:
             outcome = write_log(plan, home, stop=lambda: stopping, progress=progress)
         else:
@@ -145,17 +120,28 @@ def generate(home: Home, out: BinaryIO | None, **options: Any) -> None:
 @click.option("--once", is_flag=True, help="take all that is in the log and stop")
 @click.option("--take-over", is_flag=True, help="start in spite of another pipeline's lock, and fence it")
 @click.option("--accept-loss", is_flag=True, help="go on without the events that a Kafka topic has lost")
+@click.option(
+    "--standby", is_flag=True, help="wait with Spark up, and take over when the running pipeline falls silent"
+)
 @at_home
 @at_log
-def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
+def run(home: Home, once: bool, take_over: bool, accept_loss: bool, standby: bool) -> None:
     """The pipeline: from the log into the journal, on Spark."""
     from opentab.billing.run import Pipeline
+    from opentab.billing.standby import Standby
     from opentab.runtime.memory import keep_memory
 
+    if standby and (once or take_over or accept_loss):
+        raise InputError("--standby goes with no other option", hint="start the other pipeline without it")
+    own_home(home)
     keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
-    pipeline = Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show, say=line.say)
+    pipeline: Pipeline | Standby = (
+        Standby(home, watch=watch.show, say=line.say)
+        if standby
+        else Pipeline(home, once=once, take_over=take_over, accept_loss=accept_loss, watch=watch.show, say=line.say)
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: pipeline.stop())
     line.show("starting Spark …", time.monotonic())
@@ -163,7 +149,7 @@ def run(home: Home, once: bool, take_over: bool, accept_loss: bool) -> None:
         progress = pipeline.run()
     finally:
         line.close()
-    sys.stderr.write(_run_summary(progress) + "\n")
+    sys.stderr.write((_run_summary(progress) if progress else "stood by; nothing was billed") + "\n")
 
 
 class _Watch:
@@ -206,9 +192,10 @@ def _run_summary(progress: Progress) -> str:
     invoices = f"; {terminal.plural(progress.invoices, 'invoice')} issued" if progress.invoices else ""
     if progress.batches == 0:
         return f"nothing new in the log; position {position:,}{invoices}"
+    rejected = "; opentab rejections shows what was rejected" if progress.rejections else ""
     return (
         f"{terminal.plural(progress.events, 'event')} and {terminal.plural(progress.rejections, 'rejection')} in "
-        f"{terminal.plural(progress.batches, 'batch', 'batches')}; position {position:,}{invoices}"
+        f"{terminal.plural(progress.batches, 'batch', 'batches')}; position {position:,}{invoices}{rejected}"
     )
 
 
@@ -236,7 +223,7 @@ def demo(port: int, home_dir: str | None, **options: Any) -> int:
     path = Path(home_dir) if home_dir else Path(tempfile.mkdtemp(prefix="opentab-demo-"))
     if path.exists() and any(path.iterdir()):
         raise InputError(f"{path} is not empty", hint="give --home a new directory")
-    path.mkdir(parents=True, exist_ok=True)
+    make_private(path)
     free = shutil.disk_usage(path).free
     if free < DEMO_BYTES_MIN:
         raise MachineError(
@@ -269,7 +256,7 @@ def serve(
     """A replica and its HTTP server: live answers, also while the pipeline is down."""
     from opentab.server.serve import serve as listen
 
-    home.path.mkdir(parents=True, exist_ok=True)
+    own_home(home)
     listen(
         home,
         host=host or home["server.host"],
@@ -336,7 +323,7 @@ def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
     """Pipeline, server and invoice sink of a home, started again when they die, stopped together."""
     from opentab.cli.supervisor import PARTS, supervise
 
-    home.path.mkdir(parents=True, exist_ok=True)
+    own_home(home)
     wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
     patience = duration_option("--hung-after", hung_after)
     if "serve" in wanted:

@@ -45,6 +45,8 @@ def totals(
         if period is not None:
             raise InputError("--period and a range of days exclude each other", hint="leave one of them out")
         days = parse_day(first_day or "0001-01-01"), parse_day(last_day or "9999-12-31")
+        if days[0] > days[1]:
+            raise InputError(f"--from {first_day} is after --to {last_day}", hint="turn them round")
         views.print_range(home, journal, days, customer, by=by, format_=format_)
         return
     if period is not None:
@@ -139,11 +141,16 @@ def rejections(home: Home, reason: str | None, format_: str, export: Path | None
         return
     columns = ["batch", "reason", "place", "raw", "detail"]
     if format_ == "csv":
-        terminal.print_csv(columns, ([rejection_as_json(row)[c] for c in columns] for row in rows))
+        shown = map(rejection_as_json, rows)
+        terminal.print_csv(columns, ([_without_controls(row[c]) for c in columns] for row in shown))
         return
     terminal.print_table(columns, ([_shortened(row[c]) for c in columns] for row in rows), right=["batch"])
     counts = ", ".join(f"{name} {count:,}" for name, count in reason_counts(journal, reason=reason))
     terminal.write(terminal.paint(f"{counts or 'none'}; position {place_of(journal).position}", terminal.DIM))
+
+
+def _without_controls(value: Any) -> Any:
+    return terminal.without_controls(value) if isinstance(value, str) else value
 
 
 def _shortened(value: Any) -> str:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from opentab.core.errors import ConfigError, HomeLocked, InputError, MachineError, OpentabError
@@ -18,84 +17,51 @@ from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import read_heartbeat
 from opentab.runtime.lock import Lock
 from opentab.runtime.parent import end_with_parent
+from opentab.runtime.processes import Kept, Sign, keep, stop
 from opentab.sinks.delivery_status import read_backlog
 
 PARTS = ("run", "serve", "deliver")
 # Reads go on to the last.
 STOPPED_TOGETHER = (("run", "deliver"), ("serve",))
-LOOK_SECONDS = 0.1
-RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 30.0
-WELL_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
 GROUP_SECONDS_MAX = 5.0
-START_TIMES_HUNG = 10  # before its first sign of life a process may take so many times as long
 LOG_BYTES_MAX = 16 * 2**20
 LAST_WORDS_BYTES = 4096
 # What no second try mends.
 HOPELESS: dict[int, type[OpentabError]] = {ConfigError.exit_code: ConfigError, MachineError.exit_code: MachineError}
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A sign of life: whose, and which."""
-
-    pid: int
-    at_us: int
-
-
-class Part:
-    """One process of a home: its life, its log, and when it may start again."""
+class Part(Kept):
+    """One process of a home, with its log."""
 
     def __init__(self, home: Home, name: str, *, hung_after: timedelta, say: Callable[[str], None]) -> None:
+        super().__init__(restart_seconds_max=RESTART_SECONDS_MAX, hung_seconds=hung_after.total_seconds())
         self.name = name
         self._home = home
         self._say = say
-        self._hung_seconds = hung_after.total_seconds()
         self._log_path = home.logs_path / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
-        self._started = self._starts_at = 0.0
-        self._pause = RESTART_SECONDS
-        self._ran_well = False  # ever
-        self._sign: Sign | None = None
-        self._sign_seen = 0.0
-
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def look(self, now: float) -> None:
-        """Start it if it is time, bury it if it has died, kill it if it hangs.
-
-        Raises what stopped it, where that was a mistake that stands from the start.
-        """
-        if self._process is None:
-            if now >= self._starts_at:
-                self._start(now)
-        elif self._process.poll() is not None:
-            self._bury(self._process, now)
-        else:
-            self._look_after(self._process, now)
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        if self.runs and self._process is not None:
-            self._process.terminate()
+        """Raises what stopped it, where that was a mistake that stands from the start."""
+        if self.runs:
+            self._shorten_log()
+        super().look(now)
 
     def kill(self) -> None:
         """End it and whatever it started."""
         if self._process is not None:
             end_group(self._process)
 
-    def _start(self, now: float) -> None:
+    def start(self) -> subprocess.Popen[bytes]:
         self._home.logs_path.mkdir(parents=True, exist_ok=True)
         parent = os.getpid()
         with self._log_path.open("ab") as log:
             log.write(f"--- {_now()} opentab {self.name}\n".encode())
             log.flush()
             self._log_begin = log.tell()
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "opentab.cli", self.name, "--home", str(self._home.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -103,39 +69,23 @@ class Part:
                 start_new_session=True,  # a signal from the terminal comes to us alone
                 preexec_fn=lambda: end_with_parent(parent),  # noqa: PLW1509 - there are no threads here
             )
-        self._started = self._sign_seen = now
-        self._sign = None
-        self._say(f"{self.name} started: process {self._process.pid}, log {self._log_path}")
+        self._say(f"{self.name} started: process {process.pid}, log {self._log_path}")
+        return process
 
-    def _bury(self, process: subprocess.Popen[bytes], now: float) -> None:
+    def ended(self, process: subprocess.Popen[bytes], pause_seconds: float) -> None:
         end_group(process)
-        self._process = None
         code, words = process.returncode, self._last_words()
         if code in HOPELESS and not self._ran_well:
             fact, _, hint = words.partition("\n")
             raise HOPELESS[code](f"opentab {self.name}: {fact}", hint=hint or None)
-        if now - self._started >= WELL_SECONDS:
-            self._pause = RESTART_SECONDS
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         said = f": {words.splitlines()[0]}" if words else ""
-        self._say(f"{self.name} died ({how}){said}; again in {self._pause:g} s")
-        self._starts_at = now + self._pause
-        self._pause = min(2 * self._pause, RESTART_SECONDS_MAX)
+        self._say(f"{self.name} died ({how}){said}; again in {pause_seconds:g} s")
 
-    def _look_after(self, process: subprocess.Popen[bytes], now: float) -> None:
-        if now - self._started >= WELL_SECONDS:
-            self._ran_well = True
-        sign = self._last_sign()
-        if sign is None:  # what cannot be read tells nothing of the process
-            self._sign_seen = now
-        elif sign.pid == process.pid and sign != self._sign:
-            self._sign, self._sign_seen = sign, now
-        if now - self._sign_seen > self._hung_seconds * (1 if self._sign else START_TIMES_HUNG):
-            self._say(f"{self.name} hangs: no sign of life for {now - self._sign_seen:.0f} s; it is killed")
-            end_group(process)
-        self._shorten_log()
+    def hangs(self, seconds: float) -> None:
+        self._say(f"{self.name} hangs: no sign of life for {seconds:.0f} s; it is killed")
 
-    def _last_sign(self) -> Sign | None:
+    def last_sign(self, process: subprocess.Popen[bytes]) -> Sign | None:
         if self.name == "run":
             beat = read_heartbeat(self._home.ledger)
             return Sign(beat.pid, beat.at_us) if beat else None
@@ -182,10 +132,7 @@ def supervise(home: Home, names: Sequence[str], *, hung_after: timedelta, say: C
         signals = _Signals()
         parts = [Part(home, name, hung_after=hung_after, say=say) for name in names]
         try:
-            while not signals.count:
-                for part in parts:
-                    part.look(time.monotonic())
-                time.sleep(LOOK_SECONDS)
+            keep(parts, is_over=lambda: signals.count > 0)
             say("stopping")
         finally:
             _stop(parts, signals, say)
@@ -209,14 +156,9 @@ def _stop(parts: Sequence[Part], signals: _Signals, say: Callable[[str], None]) 
     try:
         for names in STOPPED_TOGETHER:
             ending = [part for part in parts if part.name in names and part.runs]
+            late = stop(ending, seconds_max=STOP_SECONDS_MAX, hurries=lambda: signals.count > 1)
             for part in ending:
-                part.stop()
-            deadline = time.monotonic() + STOP_SECONDS_MAX
-            while any(part.runs for part in ending) and time.monotonic() < deadline and signals.count < 2:
-                time.sleep(LOOK_SECONDS)
-            for part in ending:
-                say(f"{part.name} {'does not end: it is killed' if part.runs else 'ended'}")
-                part.kill()
+                say(f"{part.name} {'does not end: it is killed' if part in late else 'ended'}")
     finally:
         for part in parts:
             part.kill()

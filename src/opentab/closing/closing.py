@@ -91,7 +91,7 @@ class Issued:
     line_count: int
 
 
-class Order(msgspec.Struct, frozen=True):
+class ClosingSpec(msgspec.Struct, frozen=True):
     """What whoever stages invoices must know."""
 
     root: Place  # of the invoices table
@@ -151,16 +151,16 @@ class Closing:
             revised=tuple(period for period, end_us in ends_us.items() if round_.revises(end_us)),
         )
 
-    def stage(self, due: Due, order: Order, *, parts: int) -> Staged:
+    def stage(self, due: Due, spec: ClosingSpec, *, parts: int) -> Staged:
         """Write the invoices that are due aside, a file for each range of customers and period."""
         staged = Staged([], 0)
         if due.closed:
             self.prepare_first(due.closed, parts=parts)
-            staged += self._stage(FIRST, order, parts=parts)
+            staged += self._stage(FIRST, spec, parts=parts)
             self._check(staged, due.closed)
         if due.revised:
             self.prepare_revisions(due.revised, parts=parts)
-            staged += self._stage(DUE.format(parts=parts), order, parts=parts)
+            staged += self._stage(DUE.format(parts=parts), spec, parts=parts)
         return staged
 
     def prepare_first(self, periods: Sequence[Period], *, parts: int = 1) -> None:
@@ -196,8 +196,8 @@ class Closing:
         self._engine.files("invoices", invoices.root, files, INVOICE_OF_PERIOD, columns=INVOICE_COLUMNS)
         self._engine.view("issued", ISSUED)
 
-    def _stage(self, sql: str, order: Order, *, parts: int) -> Staged:
-        answers = self._engine.work(sql, partial(stage_invoices, order=order), parts=parts, order=DUE_ORDER)
+    def _stage(self, sql: str, spec: ClosingSpec, *, parts: int) -> Staged:
+        answers = self._engine.work(sql, partial(stage_invoices, spec=spec), parts=parts, order=DUE_ORDER)
         staged = Staged([], 0)
         for answer in answers:
             staged += msgspec.json.decode(answer, type=Staged)
@@ -265,7 +265,7 @@ def close_round(
 
     1. which periods are due, 2. who is concerned, 3. stage the invoices, 4. one commit
     """
-    order = Order(invoices.root, run, round_.position, currency, to_us(datetime.now(UTC)))
+    spec = ClosingSpec(invoices.root, run, round_.position, currency, to_us(datetime.now(UTC)))
     rows = row_count(journal, round_.position)
     try:
         with open_engine(f"closing at batch {round_.position}", rows) as engine:
@@ -274,7 +274,7 @@ def close_round(
             if not due:
                 return None
             crash.moment("closing")
-            staged = closing.stage(due, order, parts=rows // PART_ROWS + 1)
+            staged = closing.stage(due, spec, parts=rows // PART_ROWS + 1)
     except duckdb.OutOfMemoryException as error:
         raise LedgerError(
             f"closing at position {round_.position} ran out of memory or scratch space",
@@ -292,7 +292,7 @@ def close_round(
     return Issued(round_.position, due, staged.invoice_count, sum(file.rows for file in staged.files))
 
 
-def stage_invoices(part: int, rows: Iterable[pa.RecordBatch], *, order: Order) -> bytes | None:
+def stage_invoices(part: int, rows: Iterable[pa.RecordBatch], *, spec: ClosingSpec) -> bytes | None:
     """What a task does with its range of customers: it writes their invoices aside, a file for each period.
 
     The files' names keep the order of the parts, and so that of the customers.
@@ -301,15 +301,15 @@ def stage_invoices(part: int, rows: Iterable[pa.RecordBatch], *, order: Order) -
     if not kept:
         return None
     invoices = priced(
-        pa.Table.from_batches(kept), currency=order.currency, position=order.position, issued_us=order.issued_us
+        pa.Table.from_batches(kept), currency=spec.currency, position=spec.position, issued_us=spec.issued_us
     )
     files, invoice_count = [], 0
     event_count: dict[Period, int] = {}
     sum_micros: dict[Period, str] = {}
     for period in pc.unique(invoices["period"]).to_pylist():
         lines = invoices.filter(pc.equal(invoices["period"], period)).drop_columns(["period"])
-        name, positions = f"{order.run}-{part:05d}", (order.position, order.position)
-        files.append(stage(order.root, period, lines, run=name, batches=positions, column="period"))
+        name, positions = f"{spec.run}-{part:05d}", (spec.position, spec.position)
+        files.append(stage(spec.root, period, lines, run=name, batches=positions, column="period"))
         invoice_count += pc.count_distinct(lines["customer"]).as_py()
         event_count[period] = pc.sum(lines["event_count"]).as_py()
         sum_micros[period] = str(int(pc.sum(lines["amount_micros"].cast(pa.decimal256(76, 0))).as_py()))

@@ -8,12 +8,14 @@ import msgspec
 
 CUSTOMER_BYTES_MAX = 256
 UNBOUNDED_US = 2**62  # a window that never ends
+UNBOUNDED_BYTES = 2**62  # no line is longer
 NESTING_MAX = 100  # deeper JSON is not read (RFC 8259, section 9)
 
 
 class Reason(StrEnum):
     """Why an input was rejected, in order of precedence: the first that applies is the reason."""
 
+    TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
@@ -52,3 +54,4 @@ class Rules(msgspec.Struct, frozen=True):
     idle_after_us: int
     revision_step_us: int = 86_400_000_000
     dedupe_us: int = 0  # the window in which a repeated id counts once; 0: every event counts
+    event_bytes_max: int = UNBOUNDED_BYTES  # of a line without its newline; batches of earlier versions had no limit

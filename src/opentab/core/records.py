@@ -144,7 +144,7 @@ class ClockRestart(msgspec.Struct, frozen=True):
 
     batch: int  # the batch without events that records it
     at_us: int  # the moment; no earlier stamp counts as later than this
-    upto: dict[str, int]  # the last segment or message in the log then, by partition
+    upto: dict[str, int]  # by partition, the offset at which the log ended then
     forgotten_us: int | None  # what the batch before had forgotten
     remembers_from: int  # ids that counted in this batch or later are known even so
 

@@ -1,8 +1,14 @@
-"""Which keys a run certainly does not have, told by three bits each.
+"""A blocked Bloom filter: which keys a run of the dedupe index certainly does not hold.
 
-Keys are hashes, so their first words lie evenly. A run's marks cut the range of all words into blocks of one or two
-keys each. A block is a number of 64 bits, and each key that begins there sets three of them, told by the last bits of
-its first word: of a thousand strange keys two need a search. Asked in order, marks are read in order.
+Nearly every id of a batch is new, and a binary search in each run would say so at 0.18 µs a key. The filter says it at
+0.01 µs, and only two in a thousand new keys still need the search.
+
+A plain Bloom filter sets k bits anywhere in one large bit array: k cache misses a key. A blocked one picks one machine
+word a key, the block, and sets all k bits inside of it: one miss. Keys are hashes, so their first words are uniform:
+their leading bits pick the block (one or two keys share it), their trailing 18 bits the k = 3 bits. Keys that are asked
+for in order read the blocks in order, so most looks do not miss the cache at all.
+
+It must agree with the plain search: a filter may say "maybe" of any key, and never "no" of one that is there.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import numpy.typing as npt
 from opentab.core.periods import Int64s
 from opentab.wire.byte_columns import UInt64s
 
-Marks = npt.NDArray[np.uint64]
+BloomFilter = npt.NDArray[np.uint64]
 
 _SIGN = np.uint64(1 << 63)
 _TOLD_BY = 18  # last bits of a word that tell its three
@@ -24,44 +30,44 @@ _BITS_MIN = 6
 _AT_ONCE = 32_768  # words that stay in a processor's cache
 
 
-class Words:
-    """First words of keys, in order, that many runs are asked for."""
+class Probe:
+    """First words of keys, in order, that many runs are searched for."""
 
     def __init__(self, words: Int64s) -> None:
         self._words = words
         self._masks = _masks(words)
         self._blocks: dict[int, Int64s] = {}  # runs of about the same size share them
 
-    def marked(self, marks: Marks) -> Int64s:
-        """Which of the words may be first words of a key of the run with these marks; all others are not."""
-        bits = len(marks).bit_length() - 1
+    def may_be_in(self, bloom: BloomFilter) -> Int64s:
+        """Which of the words the run with this filter may hold; it holds none of the others."""
+        bits = len(bloom).bit_length() - 1
         if bits not in self._blocks:
             self._blocks[bits] = _blocks(self._words, bits)
         blocks, masks = self._blocks[bits], self._masks
         found = []
         for first in range(0, len(masks), _AT_ONCE):
             here = slice(first, first + _AT_ONCE)
-            known = marks.take(blocks[here])
+            known = bloom.take(blocks[here])
             known &= masks[here]
             found.append(np.flatnonzero(known == masks[here]) + first)
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def marks_of(words: Int64s) -> Marks:
-    """The marks of a run, given the first words of its keys in order."""
-    marks = no_marks(len(words))
-    add_marks(marks, words)
-    return marks
+def bloom_filter(words: Int64s) -> BloomFilter:
+    """The filter of a run, given the first words of its keys in order."""
+    bloom = empty_filter(len(words))
+    add_words(bloom, words)
+    return bloom
 
 
-def no_marks(rows: int) -> Marks:
-    """The marks of a run of so many keys, as long as none of them is told."""
+def empty_filter(rows: int) -> BloomFilter:
+    """The filter of a run of so many keys, before any of them is added."""
     return np.zeros(1 << max(_BITS_MIN, rows.bit_length() - _ONE_OR_TWO), np.uint64)
 
 
-def add_marks(marks: Marks, words: Int64s) -> None:
-    """Set the marks of some more first words."""
-    np.bitwise_or.at(marks, _blocks(words, len(marks).bit_length() - 1), _masks(words))
+def add_words(bloom: BloomFilter, words: Int64s) -> None:
+    """Add some more first words."""
+    np.bitwise_or.at(bloom, _blocks(words, len(bloom).bit_length() - 1), _masks(words))
 
 
 def _blocks(words: Int64s, bits: int) -> Int64s:

@@ -16,7 +16,7 @@ from opentab.runtime.storage import Place
 from opentab.tables.files import OpenFile
 
 
-class Remembered:
+class KeyLookup:
     """The runs of one journal, each open for as long as it is live. For one thread at a time."""
 
     def __init__(self, root: Place) -> None:

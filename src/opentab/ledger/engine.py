@@ -7,9 +7,7 @@ written in what the two dialects have in common.
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,6 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opentab.runtime.permissions import scratch_directory
 from opentab.runtime.storage import Place
 from opentab.tables.files import LedgerFile, dataset_of
 
@@ -79,7 +78,7 @@ def connect(*, threads: int | None = None, memory_limit: str | None = None) -> d
     """A DuckDB that lives in memory and speaks UTC; beyond the limit it goes to the system's scratch space."""
     connection = duckdb.connect()
     connection.execute("set timezone = 'UTC'")
-    connection.execute("set temp_directory = ?", [str(Path(tempfile.gettempdir()) / f"opentab-{secrets.token_hex(6)}")])
+    connection.execute("set temp_directory = ?", [str(scratch_directory() / f"duckdb-{secrets.token_hex(6)}")])
     if threads is not None:
         connection.execute(f"set threads = {threads}")
     if memory_limit is not None:

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from opentab.core.errors import Fenced, HomeMismatch, JournalGap, LedgerError
 from opentab.core.records import BATCH, DID_NOT_COUNT, KINDS, BatchRecord
-from opentab.dedupe.index import Runs
+from opentab.dedupe.index import DedupeIndex
 from opentab.dedupe.sorted_runs import Run, merged_runs, tiers_to_merge
 from opentab.ledger.engine import OpenEngine, open_local
 from opentab.ledger.sums import check_batches, sums_of
@@ -402,7 +402,7 @@ def merge_files(number: int, *, merges: Sequence[Merge]) -> bytes:
         run = merged_runs(merge.root, merge.files, run=merge.run, last=merge.last)
         if run is None:
             return b""
-        Runs(merge.root).prepare(run)
+        DedupeIndex(merge.root).prepare(run)
         return msgspec.json.encode(run)
     schema = KINDS[merge.kind]
     table = pa.concat_tables(

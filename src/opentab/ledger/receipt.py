@@ -19,7 +19,7 @@ from opentab.core.errors import LogError
 from opentab.core.money import format_micros
 from opentab.core.periods import Calendar, Period, day_of_number, period_of_month
 from opentab.core.records import BatchRecord, Spot
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.lookup import KeyLookup
 from opentab.ledger.billed_in import billed_months, months_of_days
 from opentab.ledger.journal import Journal
 from opentab.log.arrivals import NEVER_US, remembered_us
@@ -206,7 +206,7 @@ class Trail:
 class Trails:
     """Follows ids through a journal. For one thread at a time."""
 
-    def __init__(self, journal: Journal, remembered: Remembered) -> None:
+    def __init__(self, journal: Journal, remembered: KeyLookup) -> None:
         self.journal = journal
         self._remembered = remembered
         self._records: dict[int, list[BatchRecord]] = {}

@@ -43,10 +43,12 @@ def used(
     wanted = (ds.field("day") >= first) & (ds.field("day") <= last)
     if customer is not None:
         wanted &= ds.field("customer") == customer
+    # A row group's days are known without reading it; of the others only what is needed is read.
+    columns = [*by, "amount_micros", "event_count"]
     select = "".join(f"{name}, " for name in by)
     grouping = f"group by {', '.join(by)} order by {', '.join(by)}" if by else ""
     with connect() as connection:
-        connection.register("used", journal.entries(upto=upto).scanner(filter=wanted).to_table())
+        connection.register("used", journal.entries(upto=upto).scanner(columns, filter=wanted).to_table())
         return connection.execute(
             f"select {select} coalesce(sum(amount_micros::decimal(38, 0)), 0), coalesce(sum(event_count), 0)::bigint"
             f" from used {grouping}"

@@ -16,15 +16,17 @@ from opentab.core.records import ClockRestart
 NEVER_US = -(2**63)
 
 
-def trusted_us(stamp_us: int, restarts: Sequence[ClockRestart], partition: str, number: int) -> int:
+def trusted_us(stamp_us: int, restarts: Sequence[ClockRestart], partition: str, offset: int) -> int:
     """What a stamp is taken for: what was in the log at a restart arrived by then at the latest."""
-    return min([stamp_us, *(one.at_us for one in restarts if number <= one.upto.get(partition, 0))])
+    return min([stamp_us, *(one.at_us for one in restarts if offset < one.upto.get(partition, 0))])
 
 
-def trusted_stamps(stamps_us: Int64s, restarts: Sequence[ClockRestart], partition: str, numbers: Int64s) -> Int64s:
+def trusted_stamps(
+    stamps_us: Int64s, restarts: Sequence[ClockRestart], partition: str, offsets: Int64s | np.int64
+) -> Int64s:
     """The same for many lines of one partition."""
     for one in restarts:
-        covered = numbers <= one.upto.get(partition, 0)
+        covered = offsets < one.upto.get(partition, 0)
         stamps_us = np.where(covered, np.minimum(stamps_us, one.at_us), stamps_us)
     return stamps_us
 

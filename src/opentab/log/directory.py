@@ -141,13 +141,13 @@ class DirectoryLog:
             return {}
         return {partition: sorted(numbers) for partition, numbers in sorted(found.items())}
 
-    def waiting(self, positions: dict[str, int]) -> dict[str, list[Waiting]]:
-        """The incoming segments behind `positions`, by partition and in order, with their size and time."""
+    def waiting(self, offsets: dict[str, int]) -> dict[str, list[Waiting]]:
+        """The incoming segments from `offsets` on, by partition and in order, with their size and time."""
         found: dict[str, list[Waiting]] = {}
         with suppress(FileNotFoundError), os.scandir(self.incoming) as entries:
             for entry in entries:
                 match = NAME_PATTERN.fullmatch(entry.name)
-                if match is None or int(match["number"]) <= positions.get(match["partition"], 0):
+                if match is None or int(match["number"]) <= offsets.get(match["partition"], 0):
                     continue
                 with suppress(FileNotFoundError):  # archived by another pipeline meanwhile
                     stat = entry.stat()
@@ -155,10 +155,10 @@ class DirectoryLog:
                     found.setdefault(match["partition"], []).append(segment)
         return {partition: sorted(segments) for partition, segments in sorted(found.items())}
 
-    def unread(self, positions: dict[str, int]) -> dict[str, list[int]]:
-        """The incoming segments that lie behind `positions`, by partition."""
+    def unread(self, offsets: dict[str, int]) -> dict[str, list[int]]:
+        """The incoming segments from `offsets` on, by partition."""
         waiting = {
-            partition: [n for n in numbers if n > positions.get(partition, 0)]
+            partition: [n for n in numbers if n > offsets.get(partition, 0)]
             for partition, numbers in self.pending().items()
         }
         return {partition: numbers for partition, numbers in waiting.items() if numbers}
@@ -245,8 +245,8 @@ class DirectoryLog:
                 if time.time() - path.stat().st_mtime > ASIDE_SECONDS_MAX:
                     path.unlink()
 
-    def restore(self, positions: dict[str, int]) -> int:
-        """Bring back archived segments that lie behind `positions`: a ledger restored to an earlier
+    def restore(self, offsets: dict[str, int]) -> int:
+        """Bring back archived segments from `offsets` on: a ledger restored to an earlier
         batch reads on from there. Returns how many came back."""
         count = 0
         if not self.archive.is_dir():
@@ -254,7 +254,7 @@ class DirectoryLog:
         for directory in sorted(self.archive.iterdir()):
             partition = directory.name
             with self.lock(partition):
-                first = last = positions.get(partition, 0) + 1
+                first = last = offsets.get(partition, 0) + 1
                 while self.archive_path(partition, last).exists():
                     last += 1
                 # From the last one down: killed in between, what is left in the archive is found again.
@@ -264,7 +264,7 @@ class DirectoryLog:
                         count += 1
         return count
 
-    def archive_upto(self, positions: dict[str, int]) -> int:
+    def archive_upto(self, offsets: dict[str, int]) -> int:
         """Move the segments that the journal holds out of the way. Returns how many.
 
         The newest segment of a partition stays, so that its number is never given out twice.
@@ -272,7 +272,7 @@ class DirectoryLog:
         """
         moved = 0
         for partition, numbers in self.pending().items():
-            done = [n for n in numbers[:-1] if n <= positions.get(partition, 0)]
+            done = [n for n in numbers[:-1] if n <= offsets.get(partition, 0)]
             for number in done:
                 target = self.archive_path(partition, number)
                 make_directories(target.parent)

@@ -15,15 +15,21 @@ from opentab.log.segment import Segment
 from opentab.wire.byte_columns import Texts
 
 
-class Chunk(Protocol):
+class LineBlock(Protocol):
     """Lines as they came, the arrival time of each, and where each stands in the log."""
 
     @property
     def partition(self) -> str: ...
     @property
-    def first(self) -> int: ...
+    def begin(self) -> int:
+        """The offset of the first line."""
+        ...
+
     @property
-    def last(self) -> int: ...
+    def end(self) -> int:
+        """The offset that the line after the last one has."""
+        ...
+
     @property
     def lines(self) -> Texts: ...
     @property
@@ -35,21 +41,21 @@ class Chunk(Protocol):
     @property
     def bytes(self) -> int: ...
     def place(self, index: int) -> str: ...
-    def position(self, index: int) -> int:
-        """Where the journal stands in the partition once it holds this line."""
+    def offset(self, index: int) -> int:
+        """The offset of a line: of all lines of a segment the same, the segment's number less one."""
         ...
 
-    def trusting(self, restarts: Sequence[ClockRestart]) -> Chunk:
+    def trusting(self, restarts: Sequence[ClockRestart]) -> LineBlock:
         """The same lines with the arrival that they are taken for after restarts of the clock."""
         ...
 
 
-class SegmentChunk:
+class SegmentLines:
     """A segment of a directory: its lines arrived together."""
 
     def __init__(self, segment: Segment) -> None:
         self.partition = segment.header.partition
-        self.first = self.last = segment.header.number
+        self.begin, self.end = segment.header.number - 1, segment.header.number
         self.lines = Texts.of_lines(segment.body)
         self.arrived_us = np.full(len(self.lines), segment.header.arrived_us, np.int64)
         self.bytes = segment.header.bytes
@@ -58,7 +64,7 @@ class SegmentChunk:
     @property
     def numbers(self) -> Int64s:
         """The segment's number, for each line."""
-        return np.full(len(self.lines), self.first, np.int64)
+        return np.full(len(self.lines), self.end, np.int64)
 
     @property
     def bytes_at(self) -> Int64s:
@@ -67,18 +73,18 @@ class SegmentChunk:
 
     def place(self, index: int) -> str:
         """The segment's number and the byte at which the line begins."""
-        return f"{self.partition}/{self.first}@{self.bytes_at[index]}"
+        return f"{self.partition}/{self.end}@{self.bytes_at[index]}"
 
-    def position(self, index: int) -> int:
-        return self.first
+    def offset(self, index: int) -> int:
+        return self.begin
 
-    def trusting(self, restarts: Sequence[ClockRestart]) -> SegmentChunk:
-        self.arrived_us = trusted_stamps(self.arrived_us, restarts, self.partition, self.numbers)
+    def trusting(self, restarts: Sequence[ClockRestart]) -> SegmentLines:
+        self.arrived_us = trusted_stamps(self.arrived_us, restarts, self.partition, np.int64(self.begin))
         return self
 
 
 @dataclass(frozen=True)
-class MessageChunk:
+class MessageLines:
     """Messages of one partition of a Kafka topic, in the order of their offsets."""
 
     partition: str
@@ -87,11 +93,11 @@ class MessageChunk:
     arrived_us: Int64s
 
     @property
-    def first(self) -> int:
-        return int(self.offsets[0]) + 1
+    def begin(self) -> int:
+        return int(self.offsets[0])
 
     @property
-    def last(self) -> int:
+    def end(self) -> int:
         return int(self.offsets[-1]) + 1
 
     @property
@@ -111,8 +117,8 @@ class MessageChunk:
         """The partition and the message's offset."""
         return f"{self.partition}/{self.offsets[index]}"
 
-    def position(self, index: int) -> int:
-        return int(self.offsets[index]) + 1
+    def offset(self, index: int) -> int:
+        return int(self.offsets[index])
 
-    def trusting(self, restarts: Sequence[ClockRestart]) -> MessageChunk:
-        return replace(self, arrived_us=trusted_stamps(self.arrived_us, restarts, self.partition, self.offsets + 1))
+    def trusting(self, restarts: Sequence[ClockRestart]) -> MessageLines:
+        return replace(self, arrived_us=trusted_stamps(self.arrived_us, restarts, self.partition, self.offsets))

@@ -19,6 +19,7 @@ from opentab.core.events import UNBOUNDED_US, Rules
 from opentab.core.periods import Calendar
 from opentab.runtime import s3
 from opentab.runtime.kafka import MECHANISMS, PROTOCOLS, TABLES, URI, KafkaSettings
+from opentab.runtime.permissions import read_secret
 from opentab.runtime.storage import Place
 
 FILE_NAME = "opentab.toml"
@@ -135,6 +136,12 @@ def _off_or_duration(setting: Setting, value: Any) -> timedelta | None:
     return None if value == "off" else _duration(setting, value)
 
 
+def _flag(setting: Setting, value: Any) -> bool:
+    if type(value) is not bool:
+        raise setting.wrong(value, "true or false")
+    return value
+
+
 def _count(setting: Setting, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 2**31:
         raise setting.wrong(value, "a whole number of at least 1")
@@ -248,6 +255,10 @@ SETTINGS = [
         "billing", "dedupe_window", '"7d"', _dedupe_us,
         'how long after an event a repeat of its id is known for one, by arrival; a duration, "unbounded" or "off"',
     ),
+    Setting(
+        "billing", "event_bytes_max", "65536", _count,
+        "a longer event is rejected without being read; bytes of its line, without the newline",
+    ),
     Setting("log", "uri", '"log"', _log_uri, "a directory, relative to the home, or kafka://broker:9092/topic"),
     Setting(
         "log", "silence_max", '"30d"', _off_or_duration,
@@ -335,6 +346,10 @@ SETTINGS = [
         "server", "key_file", '""', _text_or_nothing,
         "what tokens are signed with, relative to the home; or OPENTAB_KEY; without a key only loopback is served",
     ),
+    Setting(
+        "server", "behind_https_proxy", "false", _flag,
+        "a proxy in front of it speaks HTTPS with browsers: the page's cookie is Secure",
+    ),
     Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
     Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
 ]  # fmt: skip
@@ -371,7 +386,9 @@ class Home:
         match = URI.fullmatch(str(self["log.uri"]))
         if match is None:
             return None
-        password = self._content("kafka.sasl_password_file").strip() or os.environ.get("OPENTAB_KAFKA_PASSWORD", "")
+        password = self._content("kafka.sasl_password_file", secret=True).strip() or os.environ.get(
+            "OPENTAB_KAFKA_PASSWORD", ""
+        )
         return KafkaSettings(
             brokers=match["brokers"],
             topic=match["topic"],
@@ -383,7 +400,8 @@ class Home:
             password=password,
             ca=self._content("kafka.tls_ca"),
             cert=self._content("kafka.tls_cert"),
-            key=self._content("kafka.tls_key"),
+            key=self._content("kafka.tls_key", secret=True),
+            options=self.kafka_more.get("options", {}),
             client_more=self.kafka_more.get("client", {}),
             spark_more=self.kafka_more.get("spark", {}),
         )
@@ -445,6 +463,7 @@ class Home:
             idle_after_us=self["pipeline.idle_after"] // MICROSECOND,
             revision_step_us=self["billing.revision_step"] // MICROSECOND,
             dedupe_us=self["billing.dedupe_window"],
+            event_bytes_max=self["billing.event_bytes_max"],
         )
 
     @property
@@ -452,13 +471,13 @@ class Home:
         """What is fixed when a home is made."""
         return {name: str(self[f"billing.{name}"]) for name in ("currency", "zone", "period")}
 
-    def _content(self, name: str) -> str:
+    def _content(self, name: str, *, secret: bool = False) -> str:
         """What is in a file that a setting names; nothing where it names none."""
         if not self[name]:
             return ""
         path: Path = self.path / self[name]
         try:
-            return path.read_text(encoding="utf-8")
+            return read_secret(path) if secret else path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {path} cannot be read: {error}", hint="mend the path or the file") from error
 

@@ -47,6 +47,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     trouble: str | None = None  # what keeps the pipeline from going on, and what to do about it
     spark_ui: str | None = None  # where Spark's own UI is
     work: Work | None = None  # None: written by an earlier version
+    billing_ms: float | None = None  # how long the batch under way has taken so far; None: there is none
+    median_ms: float = 0.0  # of the batches of this run
     crc32: int | None = None  # of the same without it; None: written by an earlier version
 
 
@@ -59,8 +61,16 @@ def write_heartbeat(ledger: Place, heartbeat: Heartbeat) -> None:
 def read_heartbeat(ledger: Place) -> Heartbeat | None:
     """The last heartbeat, or None if there never was one, or it is damaged."""
     try:
+        return look_at_heartbeat(ledger)
+    except OSError:
+        return None
+
+
+def look_at_heartbeat(ledger: Place) -> Heartbeat | None:
+    """The same; raises OSError where the ledger does not answer."""
+    try:
         found = msgspec.json.decode((ledger / NAME).read(), type=Heartbeat)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return found if found.crc32 in (None, _checksum(found)) else None
 

@@ -11,6 +11,8 @@ from typing import IO
 
 import msgspec
 
+from opentab.runtime.permissions import make_private
+
 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds the lock."""
@@ -27,7 +29,7 @@ class Lock:
     """A file that one process at a time holds."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         self._path = path
         self._file: IO[bytes] | None = path.open("a+b")
         self._held = False

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
+
+from opentab.runtime.csv_cells import guarded
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 
 
 def paint(text: str, colour: str, file: TextIO | None = None) -> str:
-    """Colour a text if it goes to a terminal."""
-    return f"{colour}{text}{RESET}" if (file or sys.stdout).isatty() else text
+    """Colour a text if it goes to a terminal, unless NO_COLOR is set."""
+    is_wanted = (file or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
+    return f"{colour}{text}{RESET}" if is_wanted else text
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:
@@ -29,6 +34,11 @@ def printable(value: Any) -> str:
         value = value.decode("utf-8", errors="backslashreplace")
     text = str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def without_controls(text: str) -> str:
+    """A text whose control characters are written as escapes."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def printable_lines(text: str) -> str:
@@ -56,15 +66,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Comma separated values with a header."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(guarded, columns))
     for row in rows:
-        writer.writerow(["" if value is None else value for value in row])
+        writer.writerow(["" if value is None else guarded(value) for value in row])
 
 
 def print_json(objects: Iterable[dict[str, Any]]) -> None:
-    """One JSON object a line."""
+    """One JSON object a line; JSON's own escapes keep it from disturbing a terminal."""
     for item in objects:
-        sys.stdout.write(json.dumps(item, ensure_ascii=False, default=_plain) + "\n")
+        text = json.dumps(item, ensure_ascii=False, default=_plain)
+        sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def write(text: str = "", file: TextIO | None = None) -> None:
@@ -75,6 +86,10 @@ def write(text: str = "", file: TextIO | None = None) -> None:
 def complain(text: str) -> None:
     """One line to standard error."""
     sys.stderr.write(f"{paint('opentab:', RED, sys.stderr)} {text}\n")
+
+
+# Those of Unicode too: line ends, and marks that turn the direction of writing.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class LiveLine:

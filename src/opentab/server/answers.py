@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from heapq import nsmallest
 from itertools import islice
@@ -37,11 +37,26 @@ Json = dict[str, Any]
 class Answers:
     """Answers from one snapshot: several of them agree with each other."""
 
-    def __init__(self, snapshot: Snapshot, moment: Moment, archive: Archive) -> None:
+    def __init__(
+        self, snapshot: Snapshot, moment: Moment, archive: Archive, take_turn: Callable[[], object] = lambda: None
+    ) -> None:
         self._snapshot = snapshot
         self._archive = archive
+        self._take_turn = take_turn
+        self._has_turn = False
         self.moment = moment
         self.source = REPLICA  # where the answer came from
+
+    def take_turn(self) -> None:
+        """Wait for our turn at the ledger; it lasts until the answer is there."""
+        if not self._has_turn:
+            self._has_turn = True
+            self._take_turn()
+
+    def ask_ledger(self) -> None:
+        """Take our turn, and say that the answer comes from there."""
+        self.take_turn()
+        self.source = LEDGER
 
     def at_a_glance(self, customer: str, *, hot_only: bool = False) -> Json | None:
         """The current period's running total, the other open periods, and the last closed ones that are hot.
@@ -120,7 +135,7 @@ class Answers:
         """The same from the ledger, of periods that are no longer hot."""
         if not self.moment.cold_upto:
             return []
-        self.source = LEDGER
+        self.ask_ledger()
         found = self._archive.totals(period=period, customer=customer)
         return [self._shown(total, total.last_us) for total in found if total.period <= self.moment.cold_upto]
 
@@ -190,7 +205,7 @@ class Answers:
 
     def rejections(self, reason: str | None, limit: int) -> Json:
         """How many inputs could not be billed, by reason, and the newest of them."""
-        self.source = LEDGER
+        self.ask_ledger()
         counts = self.moment.meta.rejections if self.moment.meta else {}
         items = self._archive.rejections(upto=self.moment.place.position, reason=reason, limit=limit)
         return {"counts": dict(sorted(counts.items())), "items": items}
@@ -248,7 +263,7 @@ class Answers:
         return [name for name, _ in msgspec.json.decode(known, type=Tops).ordered()] if known else []
 
     def _old_customers(self, period: Period) -> Iterator[Json]:
-        self.source = LEDGER
+        self.ask_ledger()
         for total in self._archive.totals(period=period):
             yield {
                 "customer": total.customer,
@@ -261,7 +276,7 @@ class Answers:
         """All revisions of a customer's invoices, of all periods or of one."""
         cold, found = self.moment.cold_upto, []
         if cold and (period is None or period <= cold):
-            self.source = LEDGER
+            self.ask_ledger()
             issued = self.moment.meta.invoices_position if self.moment.meta else 0
             archived = map(msgspec.json.decode, self._archive.invoices(customer, period=period))
             found += [i for i in archived if i["period"] <= cold and i["position"] <= issued]

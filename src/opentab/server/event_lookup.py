@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from opentab.core.errors import OpentabError
 from opentab.core.records import Spot
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.lookup import KeyLookup
 from opentab.ledger.journal import Journal
 from opentab.ledger.outcomes import Fate, Fates
 from opentab.ledger.receipt import Trails
@@ -30,7 +30,7 @@ class Book:
         self._home = home
         self._root = home.ledger / "journal"
         self._reread = Reread(home)
-        self._remembered = Remembered(self._root)
+        self._remembered = KeyLookup(self._root)
         self._lock = threading.Lock()
         self._trails: Trails | None = None
         self._opened = 0.0
@@ -41,6 +41,7 @@ class Book:
         record = answers.moment.record
         if record is None:
             return None
+        answers.take_turn()
         with self._read(record.batch) as trails:
             if trails is None:
                 return None

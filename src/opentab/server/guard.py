@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -10,7 +11,7 @@ from urllib.parse import parse_qs
 from opentab.core.errors import LedgerError
 from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
-from opentab.server.session import token_in
+from opentab.server.session import COOKIE_TOKEN
 from opentab.server.tokens import Gate, Token, TokenRefused, may
 
 # What tells nothing about anyone: health, and the files of the page, which asks for everything else.
@@ -92,7 +93,7 @@ class TokensOnly:
             token_text = query.get("access_token", [""])[0] if parts == ["v1", "stream"] else ""
             if not token_text and scope["method"] in ("GET", "HEAD"):
                 # The page's own: a browser sends it by itself, so it must not be able to change anything.
-                token_text = token_in(_header(scope["headers"], b"cookie"))
+                token_text = scope.get(COOKIE_TOKEN, "")
         if not token_text:
             return problem(401, "a token is needed: authorization: Bearer …", headers=CHALLENGE)
         try:
@@ -110,6 +111,11 @@ class TokensOnly:
         scope[TOKEN_CUSTOMER] = token.customer
         scope[TOKEN_IS_GOOD] = partial(self._gate.is_still_good, token)
         return None
+
+
+def holder_of(scope: Mapping[str, Any]) -> str:
+    """Whose request it is, for limits: a token's, or without tokens an address's."""
+    return str(scope.get(TOKEN_ID) or (scope["client"] or ("",))[0])
 
 
 @lru_cache(maxsize=64)

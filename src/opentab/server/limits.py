@@ -1,16 +1,23 @@
-"""What one request may take: so many bytes of headers, and so much time. Streams have a limit of their own."""
+"""What requests may take: so many bytes of headers and bodies, and so much time. Streams have a limit of their own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from opentab.server.paths import App
-from opentab.server.problem import problem
+from opentab.server.problem import Problem, problem
 
 HEADER_BYTES_MAX = 16 * 1024
 PATH_BYTES_MAX = 8 * 1024
 STREAM_PATH = "/v1/stream"
+# Bodies of all requests together, from their first byte until they are written to the log.
+UNDER_WAY_BYTES_MAX = 64 * 2**20
+UNDER_WAY_HOLDER_BYTES_MAX = 32 * 2**20
+RETRY = {"retry-after": "5"}
 
 
 class SmallOnly:
@@ -66,3 +73,31 @@ class InTime:
             status, what = (408, "the body took") if slow_body else (503, "the answer takes")
             refusal = problem(status, f"{what} longer than {self._seconds_max:g} s", headers={"retry-after": "5"})
             await refusal(scope, receive, send)
+
+
+class BytesUnderWay:
+    """How many bytes of bodies this worker holds, and for whom. For one thread: that of the loop."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def body(self, holder: str) -> Iterator[Callable[[int], None]]:
+        """A body; the function takes what has come of it, and raises a problem where that is too much."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._held[holder] + size > UNDER_WAY_HOLDER_BYTES_MAX:
+                raise Problem(429, "your other requests are too large together: wait for their answers", headers=RETRY)
+            if self._held.total() + size > UNDER_WAY_BYTES_MAX:
+                raise Problem(503, "all requests together are too large", headers=RETRY)
+            self._held[holder] += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._held[holder] -= taken
+            if not self._held[holder]:
+                del self._held[holder]

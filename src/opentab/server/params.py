@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 
 from opentab.core.errors import InputError
 from opentab.core.periods import parse_day
+from opentab.server.guard import holder_of
 from opentab.server.problem import Problem
 from opentab.server.queries import Conditions, Days, Desk, Reply
 
@@ -46,6 +48,7 @@ def conditions_of(desk: Desk) -> Any:
     """A dependency: what every question may ask besides, and the wait for a position."""
 
     async def conditions(
+        request: Request,
         min_position: Annotated[
             int | None, Query(ge=0, le=POSITION_MAX, description="wait up to 5 s for this position: read your writes")
         ] = None,
@@ -57,7 +60,8 @@ def conditions_of(desk: Desk) -> Any:
     ) -> Conditions:
         if min_position is not None:
             await desk.wait_for(min_position)
-        return Conditions(None if max_staleness is None else max_staleness * 1000, if_none_match)
+        staleness_max_ms = None if max_staleness is None else max_staleness * 1000
+        return Conditions(staleness_max_ms, if_none_match, holder_of(request.scope))
 
     return Depends(conditions)
 
@@ -68,13 +72,14 @@ def sent(reply: Reply) -> Response:
     return Response(reply.body, reply.status, headers, media_type=reply.headers["content-type"])
 
 
-async def body_of(request: Request, *, bytes_max: int) -> bytes:
-    """The body, as long as it is not too large."""
+async def body_of(request: Request, *, bytes_max: int, take: Callable[[int], object] = lambda size: None) -> bytes:
+    """The body, as long as it is not too large; `take` is told of each piece before it is kept."""
     received = bytearray()
     async for chunk in request.stream():
-        received += chunk
-        if len(received) > bytes_max:
+        if len(received) + len(chunk) > bytes_max:
             raise Problem(413, f"the body is larger than {bytes_max:,} bytes")
+        take(len(chunk))
+        received += chunk
     return bytes(received)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -24,9 +24,10 @@ from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat
-from opentab.server.answers import LEDGER, REPLICA, Answers
+from opentab.server.answers import REPLICA, Answers
 from opentab.server.archive import Archive
 from opentab.server.freshness import Freshness, Pulse, freshness_of
+from opentab.server.ledger_turns import LedgerTurns
 from opentab.server.metrics import LedgerCollector
 from opentab.server.position_view import Moment
 from opentab.server.problem import Problem
@@ -50,6 +51,7 @@ class Conditions:
 
     staleness_max_ms: float | None = None
     seen: str | None = None  # the tags of answers that it has
+    holder: str = ""  # who asks: a token, or an address
 
 
 ANY = Conditions()
@@ -100,6 +102,7 @@ class Desk:
         self.home = home
         self._reader = reader
         self._archive = Archive(home)
+        self._ledger_turns = LedgerTurns()
         self._ledger = home.ledger
         self._pulse = Pulse(self._ledger)
         self._is_local = self._ledger.is_local
@@ -117,8 +120,9 @@ class Desk:
         nothing: str = NOTHING,
     ) -> Reply:
         """Ask one snapshot; 304 if the caller has seen it, a problem if there is nothing or it is too old."""
-        with self._reader.read() as snapshot:
-            answers = self._answers(snapshot)
+        with ExitStack() as held, self._reader.read() as snapshot:
+            turn = self._ledger_turns.turn(conditions.holder)
+            answers = self._answers(snapshot, lambda: held.enter_context(turn))
             fresh = self._freshness(answers.moment)
             limit = conditions.staleness_max_ms
             if limit is not None and (fresh.staleness_ms is None or fresh.staleness_ms > limit):
@@ -133,8 +137,8 @@ class Desk:
         # An invoice has a position of its own; that of the answer is in the headers then.
         return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
 
-    def glances(self, customers: Sequence[str]) -> list[Reply | None]:
-        """What `answer` says to the question that everyone asks, for several at once and in less time.
+    def glance(self, customer: str) -> Reply | None:
+        """What `answer` says to the question that everyone asks, in less time.
 
         None where it would say anything but a total from the replica. How fresh answers are is written once a
         millisecond, and put behind each.
@@ -142,19 +146,12 @@ class Desk:
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
             fresh = self._freshness(answers.moment)
-            known = self._told
-            if known is None or known[0] is not fresh:
-                told = msgspec.json.encode({"source": REPLICA, **fresh.as_json()})
-                known = self._told = (fresh, b"," + told[1:])
-            headers = self._headers(fresh, AS_JSON)
-            return [self._glance(answers, customer, known[1], headers) for customer in customers]
-
-    def _glance(self, answers: Answers, customer: str, told: bytes, headers: dict[str, str]) -> Reply | None:
-        try:
             found = answers.at_a_glance(customer, hot_only=True)
-        except OpentabError:
+        if found is None:
             return None
-        return Reply(200, msgspec.json.encode(found)[:-1] + told, headers) if found else None
+        if self._told is None or self._told[0] is not fresh:
+            self._told = (fresh, b"," + msgspec.json.encode({"source": REPLICA, **fresh.as_json()})[1:])
+        return Reply(200, msgspec.json.encode(found)[:-1] + self._told[1], self._headers(fresh, AS_JSON))
 
     def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
         """The position, an answer with how fresh it is, and the answer alone."""
@@ -199,7 +196,7 @@ class Desk:
 
     def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
-        answers.source = LEDGER
+        answers.ask_ledger()
         rows = usage(
             Journal.open(self.home.ledger, self.home.identity),
             upto=answers.moment.place.position,
@@ -287,14 +284,14 @@ class Desk:
         why = beat.trouble or f"the pipeline is {beat.unread_segments} {beat.unread_unit} behind"
         return f"{age}: {why}"
 
-    def _answers(self, snapshot: Snapshot) -> Answers:
+    def _answers(self, snapshot: Snapshot, take_turn: Callable[[], object] = lambda: None) -> Answers:
         moment = self._moment
         if moment is None or moment.meta is None or moment.meta is not snapshot.meta():
             moment = Moment(snapshot, self.home.calendar)
             if moment.meta is None:
                 raise ReplicaError("the replica is being made", retry_helps=True)
             self._moment = moment
-        return Answers(snapshot, moment, self._archive)
+        return Answers(snapshot, moment, self._archive, take_turn)
 
     def _asked(self, ask: Ask, answers: Answers) -> Any:
         if self._is_local:

@@ -13,6 +13,7 @@ import msgspec
 
 from opentab.core.periods import Calendar, day_of_number, first_day, last_day
 from opentab.ledger.invoice_json import Statement, StatementLine, changes
+from opentab.runtime.csv_cells import guarded
 from opentab.server.problem import Problem
 from opentab.server.queries import AS_JSON, Form
 
@@ -93,7 +94,7 @@ def _as_csv(body: dict[str, Any]) -> bytes:
         for line in s.lines:
             facts = [s.period, s.customer, s.revision, s.currency, s.total, s.previous_total, s.delta]
             own = [line.kind, line.period or s.period, line.type, line.amount, line.events]
-            writer.writerow([*facts, *own, s.position, s.issued_at])
+            writer.writerow(map(guarded, [*facts, *own, s.position, s.issued_at]))
     return out.getvalue().encode()
 
 

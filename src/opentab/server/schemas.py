@@ -449,7 +449,8 @@ ANSWER_PROBLEMS: dict[int | str, dict[str, Any]] = {
         _403="this token may not",
         _404="nothing was billed there",
         _422="a parameter is wrong",
-        _503="the replica is being made, or the answer is older than asked for",
+        _429="too many of your questions wait for the ledger",
+        _503="the replica is being made, too many questions wait for the ledger, or the answer is older than asked for",
     ),
 }
 RECEIPT_PROBLEMS = {**ANSWER_PROBLEMS, **_problems(_404="no event with this id is known")}
@@ -492,6 +493,6 @@ EVENT_PROBLEMS = _problems(
     _413="too many events, or too large a body",
     _415="not one of the media types",
     _422="none of the events can be taken",
-    _429="the pipeline is too far behind: later",
+    _429="the pipeline is too far behind, or your requests are too large together: later",
     _503="the log cannot take more: later",
 )

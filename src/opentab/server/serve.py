@@ -9,11 +9,10 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,11 +20,13 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from opentab.core.errors import ConfigError, InputError
 from opentab.runtime.config import Home, is_loopback
-from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME
+from opentab.runtime.permissions import check_secret
+from opentab.runtime.processes import Kept, Sign, keep, stop
+from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME, alive_path
 from opentab.server.tokens import read_key
 
-RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 60.0
+HUNG_SECONDS = 10.0
 STOP_SECONDS_MAX = 8.0  # then a process is killed: longer than a worker gives its requests
 BACKLOG = 1024
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
@@ -52,77 +53,56 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
         ours = [str(home.path), str(os.getpid())]
         files = [str(tls.cert), str(tls.key)] if tls else []
         answering = ["opentab.server.worker", *ours, str(listener.fileno()), *files]
-        follower = Kept(["opentab.replica.follow", *ours])
+        follower = Served(["opentab.replica.follow", *ours])
         # A damaged page can crash whoever reads it. A follower that starts probes its copy.
-        kept = [follower, *(Kept(answering, listener, on_crash=follower.restart) for _ in range(workers))]
-        for one in kept:
-            one.start()
+        worker = partial(Served, answering, listener=listener, directory=Path(counted), on_crash=follower.stop)
+        kept = [follower, *(worker() for _ in range(workers))]
         scheme = "https" if tls else "http"
         say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
-        signals.get()
+        keep(kept, is_over=lambda: not signals.empty())
         # Streams look for it, and end; they would hold the workers up otherwise.
         (Path(counted) / STOPPING_NAME).touch()
         listener.close()
-        for one in kept:
-            one.stop()
-        deadline = time.monotonic() + STOP_SECONDS_MAX
-        for one in kept:
-            one.join(deadline)
+        stop(kept, seconds_max=STOP_SECONDS_MAX)
 
 
-class Kept:
-    """A module as a process, started again when it ends, until it is stopped."""
+class Served(Kept):
+    """The follower; or a worker, which answers at a socket and says in a directory that it lives."""
 
     def __init__(
         self,
         module: Sequence[str],
-        listener: socket.socket | None = None,
         *,
+        listener: socket.socket | None = None,
+        directory: Path | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_crash = on_crash
+        super().__init__(restart_seconds_max=RESTART_SECONDS_MAX, hung_seconds=HUNG_SECONDS)
         self._command = [sys.executable, "-m", *module]
         self._inherited = () if listener is None else (listener.fileno(),)
-        self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._directory = directory
+        self._on_crash = on_crash
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self) -> subprocess.Popen[bytes] | None:
+        with suppress(OSError):  # a machine without a process or memory to spare may have some later
+            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
+        return None
 
-    def stop(self) -> None:
-        """Ask it to end."""
-        self._stopping.set()
-        if self._process is not None:
-            self._process.terminate()
+    def ended(self, process: subprocess.Popen[bytes], pause_seconds: float) -> None:
+        if -process.returncode in CRASHES:
+            self._on_crash()
+        mark_process_dead(process.pid)  # type: ignore[no-untyped-call]  # its streams are over
 
-    def restart(self) -> None:
-        """End the process; another one is started."""
-        if self._process is not None:
-            self._process.terminate()
+    def hangs(self, seconds: float) -> None:
+        sys.stderr.write(f"opentab: a worker has answered nobody for {seconds:.0f} s; it is replaced\n")
 
-    def join(self, deadline: float) -> None:
-        """Wait until it has ended; kill it if it does not in time."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive() and self._process is not None:
-            self._process.kill()
-            self._thread.join()
-
-    def _keep(self) -> None:
-        pause = RESTART_SECONDS
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            with suppress(OSError):  # a machine without a process or memory to spare may have some later
-                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, pass_fds=self._inherited)
-                if self._stopping.is_set():
-                    self._process.terminate()
-                if -self._process.wait() in CRASHES:
-                    self._on_crash()
-                mark_process_dead(self._process.pid)  # type: ignore[no-untyped-call]  # its streams are over
-            # One that stops again and again is started less and less often: what stopped it is in the ledger.
-            lived = time.monotonic() - began
-            pause = RESTART_SECONDS if lived > RESTART_SECONDS_MAX else min(2 * pause, RESTART_SECONDS_MAX)
-            self._stopping.wait(pause)
+    def last_sign(self, process: subprocess.Popen[bytes]) -> Sign | None:
+        if self._directory is None:  # a follower says nothing while it folds what is large
+            return None
+        try:
+            return Sign(process.pid, alive_path(self._directory, process.pid).stat().st_mtime_ns)
+        except OSError:
+            return Sign(0, 0)  # it is still starting
 
 
 def check_address(host: str, *, has_key: bool) -> None:
@@ -140,6 +120,7 @@ def check_tls(tls: Tls) -> None:
     for path in (tls.cert, tls.key):
         if not os.access(path, os.R_OK):
             raise ConfigError(f"{path} cannot be read", hint="give PEM files with --tls-cert and --tls-key")
+    check_secret(tls.key)
     try:
         context.load_cert_chain(tls.cert, tls.key, password="")
     except (ssl.SSLError, OSError) as error:

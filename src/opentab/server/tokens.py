@@ -22,12 +22,14 @@ import jwt
 
 from opentab.core.errors import ConfigError, InputError, LedgerError
 from opentab.runtime.config import Home
+from opentab.runtime.permissions import read_secret
 from opentab.server.revocations import Revocations
 
 ALGORITHM = "HS256"
 KEY_VARIABLE = "OPENTAB_KEY"
 KEY_BYTES_MIN = 32
 CHECKED_MAX = 10_000
+LEEWAY_SECONDS = 60
 
 
 class Role(StrEnum):
@@ -60,7 +62,7 @@ def read_key(home: Home) -> bytes | None:
     if text is None and key_file:
         path = home.path / key_file
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_secret(path)
         except OSError as error:
             raise ConfigError(
                 f"the key file {path} cannot be read: {error.strerror}",
@@ -129,8 +131,13 @@ class Gate:
 
     def _decode(self, text: str) -> Token:
         try:
+            # The leeway is for a clock that issued it ahead of ours; its end has none, `check` sees to that.
             claims = jwt.decode(
-                text, self._key, algorithms=[ALGORITHM], options={"require": ["exp", "iat", "jti", "role"]}
+                text,
+                self._key,
+                algorithms=[ALGORITHM],
+                leeway=LEEWAY_SECONDS,
+                options={"require": ["exp", "iat", "jti", "role"]},
             )
             token = Token(str(claims["jti"]), Role(claims["role"]), claims.get("sub"), int(claims["exp"]))
         except jwt.ExpiredSignatureError:

@@ -9,7 +9,6 @@ import gc
 import logging
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +26,13 @@ KEEP_ALIVE_SECONDS = 75
 
 def work(home: Path, listener: socket.socket, cert: str | None, key: str | None) -> None:
     """Answer until a signal comes."""
-    service = build(config.load(home))
+    app = build(config.load(home))
     # What is here now stays; there is no need to go through all of it for every few thousand answers.
     gc.collect()
     gc.freeze()
     options = uvicorn.Config(
-        cast("Any", service.app),
-        http=cast("Any", partial(Protocol, service.hot)),
+        cast("Any", app),
+        http=Protocol,
         loop="uvloop",
         ws="none",
         lifespan="on",

@@ -39,16 +39,20 @@ class Command:
             return
         raise OpentabError(f"opentab {self.name} ended: {self._last_words()}")
 
+    def says(self, words: str) -> bool:
+        """Whether it has said something by now."""
+        return words in self.output_path.read_text(encoding="utf-8", errors="replace")
+
     def _last_words(self) -> str:
         lines = self.output_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a word"
 
 
 @contextmanager
-def started(home: Home, name: str, *options: str) -> Iterator[Command]:
+def started(home: Home, name: str, *options: str, log: str | None = None) -> Iterator[Command]:
     """A command that works on a home. What it says goes to a file among the home's logs."""
     home.logs_path.mkdir(parents=True, exist_ok=True)
-    output_path = home.logs_path / f"{name}-child.log"
+    output_path = home.logs_path / f"{log or name}-child.log"
     with output_path.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "opentab.cli", name, "--home", str(home.path), *options],

@@ -27,6 +27,7 @@ from opentab.core.errors import DiskFull, InputError, LogError, means_disk_full
 from opentab.core.events import Reason
 from opentab.core.money import format_micros
 from opentab.core.periods import Period
+from opentab.runtime.csv_cells import guarded, unguarded
 from opentab.runtime.disk import sync
 from opentab.simulator.telecom import BAD_REASONS, MonthTally, Telecom, bills_micros, customer_names
 
@@ -126,7 +127,7 @@ def _add(file: Path, columns: list[str], added: Iterator[tuple[Keys, Numbers]]) 
         with aside.open("w", encoding="utf-8", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows((*keys, *_texts(columns, numbers)) for keys, numbers in rows)
+            writer.writerows((*map(guarded, keys), *_texts(columns, numbers)) for keys, numbers in rows)
 
     _replace(file, write)
 
@@ -147,7 +148,7 @@ def _read(file: Path, columns: list[str]) -> Iterator[tuple[Keys, Numbers]]:
                 raise ValueError(f"its columns are not {', '.join(columns)}")
             for row in rows:
                 texts = zip(columns[key_count:], row[key_count:], strict=True)
-                yield tuple(row[:key_count]), tuple(_number(name, text) for name, text in texts)
+                yield tuple(map(unguarded, row[:key_count])), tuple(_number(name, text) for name, text in texts)
     except (ValueError, csv.Error) as error:
         raise InputError(f"{file} is not what the simulator wrote: {error}", hint="remove the file") from error
 

@@ -48,7 +48,8 @@ MONTH_EVENTS_MAX = 10**9  # ids have nine digits
 SILENCE_MAX = timedelta(days=20)
 
 # Every reason that a line has by itself, whatever else is in the log.
-BAD_REASONS = tuple(reason for reason in Reason if reason not in REASONS_BY_OTHERS)
+# Without lines that are too large: they would be most of what is written.
+BAD_REASONS = tuple(reason for reason in Reason if reason not in (Reason.TOO_LARGE, *REASONS_BY_OTHERS))
 
 
 class Spelling(IntEnum):

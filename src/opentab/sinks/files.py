@@ -31,11 +31,13 @@ from opentab.ledger.engine import connect
 from opentab.ledger.invoice_json import lines_sql, statements_sql
 from opentab.ledger.invoices import InvoiceFile, Invoices
 from opentab.runtime import crash
+from opentab.runtime.csv_cells import guarded_sql
 from opentab.runtime.disk import make_directories, sync
 from opentab.tables.damage import damage_behind
 from opentab.tables.files import first_line
 
 INVOICE_CSV_COLUMNS = "period, customer, revision, total, currency, previous_total, delta, position, issued_at"
+GUARDED_COLUMNS = ("customer", "type")  # texts of others
 MEMORY_LIMIT = "512MB"
 ASIDE_SECONDS_MAX = 600
 
@@ -91,13 +93,19 @@ def compare(root: Path, invoices: Invoices, *, currency: str) -> tuple[int, list
     with tempfile.TemporaryDirectory(prefix="opentab-files-") as scratch:
         again = Path(scratch) / "again"
         for files in file_sets(invoices):
-            for name, (query, form) in zip(files.names, _contents(currency), strict=True):
+            contents = zip(files.names, _contents(currency), _contents(currency, guard=False), strict=True)
+            for name, now, earlier in contents:
                 if (root / name).exists():
                     count += 1
-                    _write(again, invoices, files, query, form)
-                    if not filecmp.cmp(root / name, again, shallow=False):
+                    # Earlier versions wrote texts that look like formulas as they are.
+                    for query, form in dict.fromkeys((now, earlier)):
+                        _write(again, invoices, files, query, form)
+                        is_same = filecmp.cmp(root / name, again, shallow=False)
+                        again.unlink()
+                        if is_same:
+                            break
+                    else:
                         differing.append(root / name)
-                    again.unlink()
     return count, differing
 
 
@@ -157,12 +165,13 @@ def _sweep_aside(root: Path) -> None:
                     aside.unlink()
 
 
-def _contents(currency: str) -> Iterator[tuple[str, str]]:
+def _contents(currency: str, *, guard: bool = True) -> Iterator[tuple[str, str]]:
     """For each name of a set: the query and the form of its file."""
+    customer, type_ = (f"{guarded_sql(name) if guard else name} as {name}" for name in GUARDED_COLUMNS)
     statements = statements_sql(currency)
-    yield f"select {INVOICE_CSV_COLUMNS} from ({statements})", "csv"
+    yield f"select * replace ({customer}) from (select {INVOICE_CSV_COLUMNS} from ({statements}))", "csv"
     yield statements, "format json"
-    yield lines_sql(), "csv"
+    yield f"select * replace ({customer}, {type_}) from ({lines_sql()})", "csv"
 
 
 def unreachable(root: Path, reason: str) -> SinkError:

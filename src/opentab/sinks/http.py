@@ -24,6 +24,7 @@ import httpx
 from opentab import __version__
 from opentab.core.errors import ConfigError
 from opentab.runtime.config import Home, is_loopback
+from opentab.runtime.permissions import read_secret
 from opentab.sinks.parcel import Parcel
 
 KEY_VARIABLE = "OPENTAB_INVOICES_KEY"
@@ -33,6 +34,8 @@ ERROR_CHARACTERS_MAX = 200
 ANSWER_BYTES_MAX = 64 * 1024
 LATER_STATUSES = (408, 425, 429)
 TOO_MANY = 429
+RETRY_AFTER_MAX = timedelta(days=1)
+RETRY_AFTER_DIGITS_MAX = 6  # longer than that already
 
 if find_spec("sniffio") is None:
     # httpx looks for it several times a request, which is a quarter of all that a delivery costs: say at once that
@@ -182,13 +185,16 @@ def _retry_after(text: str | None, at: datetime) -> timedelta | None:
     """How long the receiver asks us to wait: seconds, or a moment."""
     if text is None:
         return None
-    if text.strip().isascii() and text.strip().isdecimal():
-        return timedelta(seconds=min(int(text), 86_400))
+    digits = text.strip()
+    if digits.isascii() and digits.isdecimal():
+        digits = digits.lstrip("0")[:RETRY_AFTER_DIGITS_MAX] or "0"  # Python reads no number of thousands of digits
+        return min(timedelta(seconds=int(digits)), RETRY_AFTER_MAX)
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+        wait = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - at
+    except (ValueError, OverflowError):  # no date, or none of any calendar
         return None
-    return max(timedelta(), (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - at)
+    return min(max(timedelta(), wait), RETRY_AFTER_MAX)
 
 
 def _keys(home: Home) -> list[bytes]:
@@ -240,7 +246,7 @@ def _text_of(home: Home, setting: str) -> str:
     if not name:
         return ""
     try:
-        return (home.path / name).read_text(encoding="utf-8")
+        return read_secret(home.path / name)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{setting} {home.path / name} cannot be read: {reason}", hint="mend it") from error

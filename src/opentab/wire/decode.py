@@ -108,6 +108,7 @@ def decode(lines: Texts, *, arrived_us: Int64s, rules: Rules, calendar: Calendar
 
     `arrived_us` holds the arrival time of each line.
     """
+    whole, lines = lines, _without_long(lines, rules.event_bytes_max)
     alike, others = formed(lines)
     parts = [_part_of(one, arrived_us[one.at], rules, calendar) for one in alike]
     doubtful: list[int] = []
@@ -117,7 +118,7 @@ def decode(lines: Texts, *, arrived_us: Int64s, rules: Rules, calendar: Calendar
         doubtful = parsed.doubtful
     doubtful += [line for part in parts for line in part.at[~part.sure].tolist()]
     parts = [_certain(part) for part in parts]
-    events, refusals = _judge_each(lines, sorted(doubtful), arrived_us, rules, calendar)
+    events, refusals = _judge_each(whole, sorted(doubtful), arrived_us, rules, calendar)
     decoded = _joined(parts, [event for _, event in events], refusals, rules.types)
     if not rules.dedupe_us:
         return decoded
@@ -159,6 +160,11 @@ class _Part:
     type_at: Int64s  # its place among the rules' types
     ids: Texts | None  # empty where there is none; None: nowhere
     sources: dict[int, str | None]  # of the rows that came in an envelope
+
+
+def _without_long(lines: Texts, bytes_max: int) -> Texts:
+    """Lines that are too long are left empty, so the fast path reads nothing of them and is sure of none."""
+    return Texts(lines.data, lines.start, np.where(lines.size <= bytes_max, lines.size, 0))
 
 
 def _judge_each(

@@ -71,6 +71,8 @@ def is_blank(line: bytes) -> bool:
 
 def judge(line: bytes, *, arrived_us: int, rules: Rules, calendar: Calendar) -> Event | Refusal:
     """Decide what one line is. Never raises on any bytes."""
+    if len(line) > rules.event_bytes_max:  # before anything reads it: its length is all that it costs
+        return Refusal(Reason.TOO_LARGE, f"{len(line):,} bytes are more than {rules.event_bytes_max:,}")
     value: Any = None
     try:
         value = _parse(line)

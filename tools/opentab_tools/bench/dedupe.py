@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from opentab.core.errors import OpentabError
 from opentab.core.records import SEEN, BatchRecord
-from opentab.dedupe.index import Runs
+from opentab.dedupe.index import DedupeIndex
 from opentab.dedupe.sorted_runs import SLICE_ROWS, stage_run
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog
@@ -149,7 +149,7 @@ def _rate(run: MeasuredRun, log: Log) -> float:
 
 def _remove(home: Home) -> None:
     """Take a home away, and the columns of its runs: gigabytes of them would take the next run's memory."""
-    Runs(home.ledger / "journal").remove()
+    DedupeIndex(home.ledger / "journal").remove()
     shutil.rmtree(home.path)
 
 
@@ -163,7 +163,7 @@ def remember(home: Home, count: int) -> None:
         tables = _random_rows(rows, seed=number, now_us=now_us)
         run = stage_run(journal.root, tables, run="bench", batches=(1, 1))
         if run is not None:
-            Runs(journal.root).prepare(run)
+            DedupeIndex(journal.root).prepare(run)
             files.append(run)
     record = BatchRecord(
         batch=1, run="bench", started_us=now_us, committed_us=now_us, partitions={}, taken={}, watermark_us=None,

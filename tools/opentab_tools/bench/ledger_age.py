@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from opentab.billing.bill import Job
 from opentab.billing.directory_reader import SCHEMA
 from opentab.billing.directory_source import DirectorySource
-from opentab.billing.portion import SparkPortion
+from opentab.billing.log_batch import SparkBatch
 from opentab.billing.upkeep import keep_up
 from opentab.closing.closer import Closer
 from opentab.core.periods import to_us
@@ -72,9 +72,9 @@ class SyntheticLedger:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         number = self._producer.append(EVENT % at.encode())
         frame = spark.createDataFrame([(MEASURED_PARTITION, number - 1, None)], SCHEMA)
-        portion = SparkPortion(self._source, frame, {MEASURED_PARTITION: (number, number)}, self._job.positions)
+        batch = SparkBatch(self._source, frame, {MEASURED_PARTITION: (number - 1, number)}, self._job.offsets)
         began = time.perf_counter()
-        record = self._job.bill(portion)
+        record = self._job.bill(batch)
         assert record is not None
         took_ms = (time.perf_counter() - began) * 1000
         self._keep_up(record.batch)

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from opentab.runtime.disk import write_new
 from opentab_tools.servers.daemon import Daemon
 from opentab_tools.servers.free_port import free_port
 
@@ -71,7 +72,8 @@ class Receiver:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.key_path.exists():
-            self.key_path.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}\n")
+            key = f"whsec_{base64.b64encode(os.urandom(32)).decode()}\n"
+            write_new(self.key_path, key.encode(), mode=0o600)
             self.behave(Mode.WELL)
         ready = self.directory / "listens"
         ready.unlink(missing_ok=True)

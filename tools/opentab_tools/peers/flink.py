@@ -26,7 +26,7 @@ from opentab_tools.peers.job import run_job
 from opentab_tools.peers.outcome import PeerRun
 from opentab_tools.servers.jars import alone, cache_path, fetch_jars
 
-FLINK = "2.3.0"
+FLINK = "2.3.0"  # as requirements-flink.lock has it
 CONNECTOR = "5.0.0-2.2"  # the newest there is; it is made for Flink 2.2 and runs on 2.3
 INSTALL_SECONDS_MAX = 1800
 ANSWER_SECONDS = 10.0
@@ -114,13 +114,13 @@ def _install(place: Path) -> None:
     connector = fetch_jars(f"flink-sql-connector-kafka-{CONNECTOR}", (_module(),))
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as name:
         aside = Path(name) / "environment"
-        wanted = f"apache-flink=={FLINK}"
+        wanted = ["--require-hashes", "-r", str(PROJECT / "requirements-flink.lock")]
         if (uv := _uv()) is not None:
             _run([uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(aside)])
-            _run([uv, "pip", "install", "--quiet", "--python", str(_python(aside)), wanted])
+            _run([uv, "pip", "install", "--quiet", "--python", str(_python(aside)), *wanted])
         else:
             _run([sys.executable, "-m", "venv", str(aside)])
-            _run([str(_python(aside)), "-m", "pip", "install", "--quiet", wanted])
+            _run([str(_python(aside)), "-m", "pip", "install", "--quiet", *wanted])
         # Beside Flink's own: classes that each job loads anew would be cold in the job that is measured.
         home = next(aside.glob("lib/python*/site-packages/pyflink/lib"))
         for jar in connector.glob("*.jar"):

@@ -20,11 +20,11 @@ from pyspark import __version__
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from opentab.runtime.published import CONNECTOR
 from opentab_tools.measuring.disk_usage import file_bytes
 from opentab_tools.peers.fetching import FETCHING
 from opentab_tools.peers.outcome import PeerRun
 from opentab_tools.peers.progress import behind_the_warm_up
-from opentab_tools.servers.jars import CONNECTOR
 from opentab_tools.servers.resp import RedisLine
 
 CORES = 2

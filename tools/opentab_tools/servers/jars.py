@@ -19,10 +19,11 @@ from pathlib import Path
 from opentab.core.errors import MachineError
 from opentab.runtime.disk import sync
 from opentab.runtime.java import find_java
+from opentab.runtime.published import CONNECTOR, check_published
 
 # Without the last one the broker dies without a word.
 KAFKA = ("org.apache.kafka:kafka_2.13:4.1.0", "org.slf4j:slf4j-simple:1.7.36")
-CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+HASHES = Path(__file__).with_name("jars.sha256")  # of every jar that is fetched, in the form of sha256sum
 FETCH_SECONDS_MAX = 600
 
 IVY = """\
@@ -108,6 +109,7 @@ def _fetch(jars: Path, modules: tuple[str, ...]) -> None:
         _run(
             [java_program(), "-jar", str(ivy), "-ivy", str(description), *places, "-types", "jar", "bundle"], modules[0]
         )
+        check_published(found.iterdir(), HASHES)
         for path in (*found.iterdir(), found):
             sync(path)
         found.rename(jars)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opentab.core.money import format_micros
 from opentab.core.periods import Period
-from opentab.dedupe.lookup import Remembered
+from opentab.dedupe.lookup import KeyLookup
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.ledger.receipt import Receipt, Trails
@@ -21,7 +21,7 @@ def find_receipt(home: Home, journal: Journal | None, id_: str, source: str | No
     def revisions(period: Period, customer: str) -> list[tuple[int, int]]:
         return invoices.revisions(period, customer) if invoices else []
 
-    remembered, reread = Remembered(journal.root), Reread(home)
+    remembered, reread = KeyLookup(journal.root), Reread(home)
     try:
         trail = Trails(journal, remembered).of(id_, source, upto=journal.last())
         return trail.receipt(reread, revisions, home.calendar)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import date
 
+from opentab.core.errors import InputError
 from opentab.core.money import format_micros
 from opentab.ledger.journal import Journal
-from opentab.ledger.totals import RangeTotal, customer_totals, place_of, range_totals, total_as_json, type_totals
+from opentab.ledger.totals import RangeTotal, Total, customer_totals, place_of, range_totals, total_as_json, type_totals
 from opentab.runtime import terminal
 from opentab.runtime.config import Home
 
@@ -18,6 +19,8 @@ def print_by_customer(
     """What each customer owes for each period."""
     place = place_of(journal)
     rows = customer_totals(journal, home.calendar, period=period, customer=customer)
+    if customer is not None:
+        rows = iter(list(rows) or _nothing_of(home, journal, customer))
     if format_ == "json":
         terminal.print_json(total_as_json(total, place) for total in rows)
         return
@@ -41,6 +44,13 @@ def print_by_customer(
         return
     terminal.print_table(columns, table, right=columns[3:])
     _print_place(home, journal)
+
+
+def _nothing_of(home: Home, journal: Journal | None, customer: str) -> list[Total]:
+    """Nothing to show of a customer; raises where nothing was ever billed to anyone of that name."""
+    if not any(customer_totals(journal, home.calendar, customer=customer)):
+        raise InputError(f"nothing was billed to a customer {customer!r}", hint="names are compared byte for byte")
+    return []
 
 
 def print_by_type(home: Home, journal: Journal | None, period: str | None, format_: str) -> None:
@@ -69,6 +79,8 @@ def print_range(
         place = place_of(journal).as_json()
         terminal.print_json({**bounds, **_range_as_json(total, by), **place} for total in found)
         return
+    if customer is not None and not found:
+        _nothing_of(home, journal, customer)
     types = _types(home, (total.types for total in found)) if by == "customer" else []
     columns = [by, "total", *types, "events"]
     rows = [

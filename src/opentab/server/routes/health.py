@@ -13,12 +13,12 @@ from opentab.server.schemas import PROBLEM_503, Alive, Ready
 
 def add_routes(api: FastAPI, desk: Desk, counters: Counters) -> None:
     @api.get("/healthz", response_model=Alive, tags=["operating"])
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         """Alive."""
         return {"status": "alive"}
 
     @api.get("/readyz", response_model=Ready, responses=PROBLEM_503, tags=["operating"])
-    def readyz() -> dict[str, object]:
+    async def readyz() -> dict[str, object]:
         """Ready: the replica can be read, goes on, and is fresh; if not, why."""
         return {"status": "ready", **desk.ready().as_json()}
 

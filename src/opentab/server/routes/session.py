@@ -12,7 +12,7 @@ from opentab.runtime.config import Home
 from opentab.server.params import body_of
 from opentab.server.problem import Problem
 from opentab.server.schemas import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
-from opentab.server.session import cookie_of, no_cookie, token_in
+from opentab.server.session import COOKIE_TOKEN, cookie_of, no_cookie
 from opentab.server.tokens import Gate, Token, TokenRefused
 
 BODY_BYTES_MAX = 8 * 1024
@@ -29,13 +29,17 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
             "zone": home["billing.zone"],
         }
 
+    def is_secure(request: Request) -> bool:
+        # What a proxy says of itself in headers, anybody could say.
+        return request.url.scheme == "https" or bool(home["server.behind_https_proxy"])
+
     @api.get("/session", response_model=Session, responses=PROBLEM_503, tags=["page"])
     def session(request: Request) -> Response:
         """Whether a token is needed here, who the browser's own one is of, and how to show money and days."""
         token = None
         if gate is not None:
             try:
-                token = gate.check(token_in(request.headers.get("cookie", "")))
+                token = gate.check(request.scope.get(COOKIE_TOKEN, ""))
             except TokenRefused:
                 token = None
         return JSONResponse(told(token), headers=NO_STORE)
@@ -53,14 +57,13 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
             token = gate.check(text)
         except TokenRefused as refused:
             raise Problem(401, str(refused)) from None
-        secure = request.url.scheme == "https"
-        return JSONResponse(told(token), headers={**NO_STORE, "set-cookie": cookie_of(text, secure=secure)})
+        cookie = cookie_of(text, secure=is_secure(request))
+        return JSONResponse(told(token), headers={**NO_STORE, "set-cookie": cookie})
 
     @api.delete("/session", status_code=204, tags=["page"])
     def sign_out(request: Request) -> Response:
         """Let the browser forget the token."""
-        secure = request.url.scheme == "https"
-        return Response(status_code=204, headers={**NO_STORE, "set-cookie": no_cookie(secure=secure)})
+        return Response(status_code=204, headers={**NO_STORE, "set-cookie": no_cookie(secure=is_secure(request))})
 
 
 class _SignIn(msgspec.Struct):
