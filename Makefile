@@ -65,6 +65,8 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock && \
 	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --upgrade -o requirements-newest-spark.lock && \
+	  $$uv pip compile -q pyproject.toml --resolution lowest-direct --extra tools --group dev --universal \
+	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements-lowest.lock && \
 	  for group in uv flink build; do \
 	    $$uv pip compile -q --group $$group --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	      --upgrade -o requirements-$$group.lock || exit 1; \
