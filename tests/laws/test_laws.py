@@ -204,7 +204,7 @@ def test_a_batch_holds_all_of_its_ranges_and_lost_segments_are_named(home: Home,
         append(event())
     job = open_job(home, "run")
     name = log_of(job).incoming_path("default", 2).name
-    with pytest.raises(LedgerBug, match=r"\[\(2, 2\)\] were taken instead of 1 to 2"):
+    with pytest.raises(LedgerBug, match=r"offsets \[\(1, 2\)\] were taken instead of 0 up to 2"):
         job.bill(batch_of_segments(job, [name]))
     log_of(job).incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):
