@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,19 @@ def test_a_worker_that_is_killed_comes_back(home: Home, tmp_path: Path) -> None:
         # Whoever asks now waits at the server's own socket.
         assert httpx.get(f"{url}{HOT}", timeout=30).status_code == 200
         wait_for(lambda: len(set(workers()) - set(killed)) == 2, "both were back")
+
+
+def test_who_says_nothing_keeps_nobody_out(home: Home) -> None:
+    few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, many))
+    try:
+        with ExitStack() as open_lines, serving(home, workers=1) as url:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, many))
+            for _ in range(400):
+                open_lines.enter_context(closing(connect(url)))
+            assert httpx.get(f"{url}/healthz", timeout=10).status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, many))
 
 
 def test_a_worker_that_hangs_is_replaced(home: Home) -> None:

@@ -233,6 +233,8 @@ def test_events_over_http_are_durable_and_judged(url: str, home: Home) -> None:
         ("{}", "text/plain", 415),
         ("{}", "application/x-www-form-urlencoded", 415),
         ("[{]", "application/json", 400),
+        ("[" * 50_000, "application/json", 400),
+        ('{"a":' * 50_000, "application/json", 422),
         ("", "application/json", 422),
         ("[]", "application/json", 202),
         ("[1, null, []]", "application/json", 202),
@@ -282,6 +284,9 @@ def test_a_stream_sends_a_snapshot_and_then_what_changed(url: str, home: Home) -
         assert next(messages)["totals"][0]["total"] == "7.000000", "nothing is sent again that was seen"
     with httpx.stream("GET", f"{url}/v1/stream", params={"types": ""}, timeout=30) as stream:
         assert {t["type"] for t in next(sse(stream))["types"]} == {"CALL", "DATA"}
+    seen = {"last-event-id": "9" * 5_000}
+    with httpx.stream("GET", f"{url}/v1/stream?types", headers=seen, timeout=30) as stream:
+        assert stream.status_code == 200
     assert httpx.get(f"{url}/v1/stream").status_code == 422
     assert httpx.get(f"{url}/v1/stream?types&overview").status_code == 422
     assert httpx.get(f"{url}/v1/stream", params={"customer": ["a"] * 21}).status_code == 422

@@ -56,11 +56,6 @@ class Verdict:
     detail: str | None = None
     has_id: bool = False
 
-    def as_json(self) -> dict[str, object]:
-        if self.reason is None:
-            return {"accepted": True}
-        return {"accepted": False, "reason": self.reason, "detail": self.detail}
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -76,7 +71,7 @@ def split(body: bytes) -> tuple[list[bytes], bool]:
     is_batch = body.lstrip()[:1] == b"["
     try:
         many = msgspec.json.decode(body, type=list[msgspec.Raw]) if is_batch else [msgspec.Raw(body)]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     # A line break in JSON stands between its parts, never inside of a text.
     return [bytes(one).replace(b"\n", b" ").replace(b"\r", b" ").strip() for one in many], is_batch

@@ -68,7 +68,7 @@ class InTime:
                 await self._app(scope, received, sent)
         except TimeoutError:
             if started:
-                raise
+                return  # the server ends the connection, and says so in a line
             slow_body = scope["method"] == "POST" and not complete
             status, what = (408, "the body took") if slow_body else (503, "the answer takes")
             refusal = problem(status, f"{what} longer than {self._seconds_max:g} s", headers={"retry-after": "5"})

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +58,10 @@ def main() -> None:
     # Without it a worker would go on listening, and no other server could take its place.
     end_with_parent(int(parent))
     cert, key = files or (None, None)
+    # A connection is an open file. A thousand, which is usual, are soon taken by callers who say nothing.
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # macOS has no hard limit, and does not take that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     try:
         work(Path(home), socket.socket(fileno=int(number)), cert, key)
     except KeyboardInterrupt:
