@@ -405,6 +405,7 @@ def play(home: Home, script: list[tuple[list[tuple[str, int, str, int]], bool]],
                     continue
 
 
+@pytest.mark.slow
 @examples(25)
 @given(batches, moments)
 def test_invoices_and_adjustments_equal_the_events_whatever_dies(

@@ -137,6 +137,7 @@ def test_order_of_arrival_is_a_stable_sort(arrivals: list[int], narrow: bool) ->
     assert telecom.arrival_order(arrival_ms).tolist() == wanted
 
 
+@pytest.mark.slow
 def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
     home = home_at(tmp_path)
     generate(Plan(seed=5, months=2), home, clock=at_now)
@@ -157,6 +158,7 @@ def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_a_thousand_customers_with_everything_at_once(tmp_path: Path) -> None:
     """Bad rows and duplicates left out, what is in the log is what bills.csv says."""
     home = home_at(tmp_path)
@@ -587,6 +589,7 @@ UNTIL_FINAL = Plan(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "billing"),
     [

@@ -271,6 +271,7 @@ def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "MAPPED_ROWS", 2)
     monkeypatch.setattr(sorted_runs, "SLICE_ROWS", 3)
