@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo clean test test-unit check format bench performance chaos release lock golden screenshots
+.PHONY: help setup demo clean test test-unit test-lowest check format bench performance chaos release lock golden screenshots
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,11 +22,15 @@ clean:  ## remove what the set-up and the demo made
 
 test: check  ## all checks and all tests
 	@scripts/setup tests
-	@$(BIN)/pytest -n 2 --dist loadfile --durations 40
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
-test-unit:  ## what needs no Java: units and laws, in a minute
+test-unit:  ## what needs no Java: units, and laws with a tenth of their examples, in a minute
 	@scripts/setup python
-	@$(BIN)/pytest -q -n 2 tests/unit tests/laws
+	@$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow' --hypothesis-profile quick tests/unit tests/laws
+
+test-lowest:  ## test-unit with the lowest versions that pyproject.toml allows
+	@scripts/setup lowest
+	@.tools/lowest/bin/pytest -q -n 2 --dist worksteal -m 'not slow' --hypothesis-profile quick tests/unit tests/laws
 
 check: setup  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check --quiet . || { echo "make format would change files"; exit 1; }
@@ -61,6 +65,8 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements.lock && \
 	  $$uv pip compile -q --group newest-spark --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --upgrade -o requirements-newest-spark.lock && \
+	  $$uv pip compile -q pyproject.toml --resolution lowest-direct --extra tools --group dev --universal \
+	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements-lowest.lock && \
 	  for group in uv flink build; do \
 	    $$uv pip compile -q --group $$group --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	      --upgrade -o requirements-$$group.lock || exit 1; \

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from law_examples import PROFILES
 from opentab.log import DirectoryLog, Producer
 from opentab.runtime import config
 from opentab.runtime.config import Home
@@ -23,7 +24,10 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 # What a test writes is its own, as an operator's secrets have to be.
 os.umask(0o077)
 
-settings.register_profile("opentab", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+for name, count in PROFILES.items():
+    settings.register_profile(
+        name, max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
 settings.load_profile("opentab")
 
 

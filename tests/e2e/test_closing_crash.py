@@ -18,7 +18,7 @@ from opentab.log import DirectoryLog, Producer
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import read_heartbeat
 from opentab.simulator.bills import invoiced_by_own_month
-from opentab.simulator.generator import read_bills
+from opentab.simulator.generator import Plan, generate, read_bills
 from opentab.simulator.invoice_ticker import all_statements
 from opentab.sinks.files import missing
 from processes import PATIENCE_SECONDS, caught_up_us, check_exact, position, streams, wait_for
@@ -57,8 +57,9 @@ def check_files(home: Home) -> None:
 def test_killed_at_each_step_of_a_closing(small_home: Home, start: Start) -> None:
     moments = ["closing:1", "issued:1", "exporting:2", "exported:1", "closing_staged:1"]
     for month, moment in enumerate(moments, start=1):
-        options = ("--months", "1", "--events", "100", "--seed", str(month), "--until-final", "--beyond", "0.02")
-        opentab("generate", "--first-period", f"2025-{month:02d}", *options, home=small_home)
+        period = f"2025-{month:02d}"
+        plan = Plan(seed=month, first_period=period, events_per_customer=100, beyond_share=0.02, until_final=True)
+        generate(plan, small_home)
         died = opentab("run", "--once", home=small_home, check=False, OPENTAB_CRASH_AT=moment)
         assert died.returncode == -signal.SIGKILL, (moment, died)
     # A stream without anything to read still issues what the one before it left.

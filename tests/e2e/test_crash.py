@@ -15,6 +15,7 @@ import psutil
 
 from opentab.log import DirectoryLog, Producer
 from opentab.runtime.config import Home
+from opentab.simulator.generator import Plan, generate
 from processes import (
     PATIENCE_SECONDS,
     caught_up_us,
@@ -34,9 +35,9 @@ SEED = 20170613
 def test_killed_at_each_named_step(small_home: Home) -> None:
     moments = ["taken:2", "staged:2", "committed:2", "compacting:1", "snapshot:1"]
     for month, moment in enumerate(moments, start=1):
-        period = f"2025-{month:02d}"
-        options = ("--months", "1", "--events", "200", "--bad", "0.02", "--seed", str(month))
-        opentab("generate", "--first-period", period, *options, home=small_home)
+        generate(
+            Plan(seed=month, first_period=f"2025-{month:02d}", events_per_customer=200, bad_share=0.02), small_home
+        )
         died = opentab("run", "--once", home=small_home, check=False, OPENTAB_CRASH_AT=moment)
         assert died.returncode == -signal.SIGKILL, (moment, died)
         shutil.rmtree(small_home.checkpoint_path, ignore_errors=True)

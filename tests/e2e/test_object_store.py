@@ -27,6 +27,7 @@ from opentab.log import DirectoryLog, Producer
 from opentab.runtime import config
 from opentab.runtime.config import Home
 from opentab.runtime.storage import Place
+from opentab.simulator.generator import Plan, generate
 from opentab.tables.table import look_at
 from opentab_tools.servers.bucket_server import BUCKET, KEY_ID, SECRET, BucketServer
 from processes import SMALL_BATCHES, caught_up_us, check_exact, position, serving, streams, wait_for
@@ -117,8 +118,8 @@ def test_a_commit_whose_answer_is_lost_is_known_again(store: BucketServer, tmp_p
 
 def test_killed_at_named_steps(bucket_home: Home) -> None:
     for month, moment in enumerate(["staged:2", "committed:2", "closing_staged:1"], start=1):
-        options = ("--months", "1", "--events", "100", "--bad", "0.02", "--seed", str(month))
-        opentab("generate", "--first-period", f"2025-{month:02d}", *options, home=bucket_home)
+        plan = Plan(seed=month, first_period=f"2025-{month:02d}", events_per_customer=100, bad_share=0.02)
+        generate(plan, bucket_home)
         died = opentab("run", "--once", home=bucket_home, check=False, OPENTAB_CRASH_AT=moment)
         assert died.returncode == -signal.SIGKILL, (moment, died)
     check_exact(bucket_home)

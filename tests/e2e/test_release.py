@@ -153,7 +153,7 @@ def test_the_sdist_holds_what_builds_and_tests_it(source: Path) -> None:
 def test_the_wheel_works_in_an_empty_environment(installed: Path, tmp_path: Path) -> None:
     opentab = installed / "opentab"
     assert run(opentab, "--version", cwd=tmp_path).stdout == f"opentab, version {VERSION}\n"
-    assert "Commands:" in run(opentab, "--help", cwd=tmp_path).stdout
+    assert "a tab you can read while it is still open" in run(opentab, "--help", cwd=tmp_path).stdout
     run(opentab, "init", "--home", "home", cwd=tmp_path)
     (tmp_path / "events.jsonl").write_text(event() + "\n")
     said = run(opentab, "ingest", "--home", "home", "events.jsonl", cwd=tmp_path)

@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from audit_ledger import FakeJournal, Ledger, at, envelope, failing, line
+from law_examples import examples
 from ledgers import SETTINGS, bill, new_home
 from opentab.audit import trace, verify
 from opentab.audit.days import DAY_US, LAST_DAY, Days, month_of_day, month_of_period, period_of_month
@@ -377,7 +378,7 @@ def hostile_lines(draw: st.DrawFn) -> bytes:
 ZONES = ["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "America/Havana", "America/Asuncion"]
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(hostile_lines(), st.sampled_from(ZONES), st.sampled_from([UNBOUNDED_BYTES, UNBOUNDED_BYTES, 80, 100]))
 @example(b'{"time":1,"customer":"a","type":"CALL","amount":1,"amount":1}', "UTC", UNBOUNDED_BYTES)
 def test_the_pipeline_and_the_audit_reach_the_same_verdict(raw: bytes, zone: str, limit: int) -> None:
@@ -437,7 +438,7 @@ def test_every_canonical_line_teaches_a_shape() -> None:
         assert shape is not None and not {"id", "source"} & set(shape.names), "nobody asks for it"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(shaped_lines(), min_size=1, max_size=40), st.sampled_from([UNBOUNDED_BYTES, 80, 100]))
 def test_what_sql_decides_python_decides_alike(lines: list[bytes], limit: int) -> None:
     rules = msgspec.structs.replace(RULES, event_bytes_max=limit)
@@ -513,7 +514,7 @@ def test_days_agree_with_the_calendar(zone: str, around: date) -> None:
         assert [p[3] for p in pieces if p[1] <= at_us < p[2]] == [day]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(ZONES), st.integers(-5 * 10**15, 5 * 10**15))
 def test_any_instant_has_the_calendars_day_and_month(zone: str, at_us: int) -> None:
     day = Calendar(zone).day_of(at_us)

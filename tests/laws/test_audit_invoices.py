@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import batch_of_segments, log_of, names_of, open_job
 from opentab.audit import Check, NoInvoices, Report, invoice_of, trace, verify
 from opentab.audit.rounding import DECIMALS_BY_CURRENCY, half_even, half_even_sql, minor_micros
@@ -181,7 +182,7 @@ def carry_out(books: Books, plan: Plan) -> None:
             job.tick(to_us(books.now + timedelta(days=2)))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(plans())
 def test_the_audit_agrees_with_every_ledger(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -204,7 +205,7 @@ def test_the_audit_agrees_with_every_ledger(plan: Plan) -> None:
             assert found.total_minor(books.home["billing.currency"]) == invoice.total_minor == row["total_minor"]
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(plans(), st.randoms(use_true_random=False))
 def test_any_one_change_is_found(plan: Plan, chance: random.Random) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -440,7 +441,7 @@ def test_a_snapshot_of_another_history_is_left_out(books: Books) -> None:
 # --- rounding ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.one_of(st.integers(-(10**8), 10**8), st.integers(-(10**30), 10**30)),
     st.sampled_from(["EUR", "JPY", "KWD", "CLF"]),

@@ -12,10 +12,11 @@ from typing import Any
 import duckdb
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from audit_ledger import Arrival, Ledger, at, envelope, failing, line, seen_row
+from law_examples import examples
 from opentab.audit import trace, verify
 from opentab.audit.days import Days
 from opentab.audit.logs import Logs
@@ -411,7 +412,7 @@ def logs(draw: st.DrawFn) -> list[list[tuple[str, int, list[bytes]]]]:
     return draw(st.lists(st.lists(segment, min_size=1, max_size=4), min_size=1, max_size=5))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(logs(), st.sampled_from(["10s", "1s", "unbounded", "off"]), st.integers(0, 4))
 @example([[("a", 0, [event("a"), event("a")])]], "10s", 0)
 def test_any_log_gives_what_the_rule_says(

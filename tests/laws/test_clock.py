@@ -16,9 +16,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import SETTINGS, bill_ready, new_home, open_job
 from opentab.audit.trace import trace
 from opentab.audit.verify import verify
@@ -283,7 +284,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.lists(steps, min_size=2, max_size=9), st.sampled_from(["7d", "unbounded", "1h"]), st.booleans())
 @example([("a", 0, ["x"]), ("a", 9000, ["y"]), ("b", 0, ["x"]), "restart", ("a", 0, ["x", "y"])], "7d", True)
 @example([("a", 0, ["x"]), ("b", 5, ["x"]), ("a", 0, ["x"])], "7d", False)  # a was idle by b's clock

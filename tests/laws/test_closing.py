@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import bill, new_home, open_job
 from opentab.billing.upkeep import keep_up
 from opentab.closing.closer import Closer
@@ -306,7 +307,7 @@ lines_of_a_round = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(lines_of_a_round, min_size=1, max_size=5), st.sampled_from(["EUR", "JPY", "KWD"]))
 def test_revisions_count_without_gaps_and_deltas_sum_to_the_last_total(
     rounds: list[list[tuple[str, str, str, int]]], currency: str
@@ -404,7 +405,8 @@ def play(home: Home, script: list[tuple[list[tuple[str, int, str, int]], bool]],
                     continue
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@examples(25)
 @given(batches, moments)
 def test_invoices_and_adjustments_equal_the_events_whatever_dies(
     script: list[tuple[list[tuple[str, int, str, int]], bool]], dies_at: list[str | None]

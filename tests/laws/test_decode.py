@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from opentab.core.events import UNBOUNDED_BYTES, Reason, Rules
 from opentab.core.periods import Calendar, day_number, from_us, period_of_day, to_us
 from opentab.wire import template
@@ -144,7 +145,7 @@ millisecond_times = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.lists(millisecond_times, min_size=1, max_size=20))
 def test_times_written_alike_are_read_as_others_are(times: list[str]) -> None:
     alike = Texts.of([text.encode() for text in times])
@@ -411,7 +412,7 @@ def alike(draw: st.DrawFn) -> list[bytes]:
 limits = st.sampled_from([UNBOUNDED_BYTES, UNBOUNDED_BYTES, 80, 95, 110])
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(alike(), st.sampled_from(list(CALENDARS)), limits)
 def test_lines_written_alike_are_read_together_and_mean_the_same(lines: list[bytes], zone: str, limit: int) -> None:
     check_agree(lines, zone, msgspec.structs.replace(ONCE, event_bytes_max=limit))
@@ -479,7 +480,7 @@ def test_other_lines_have_no_form(line: str) -> None:
     assert template.Form.of(line.encode()) is None
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     st.lists(
         st.one_of(objects, objects, broken(), st.binary(max_size=20).map(lambda b: b.replace(b"\n", b""))),

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from opentab.core.errors import InputError
 from opentab.core.events import REASONS_BY_OTHERS, Reason
 from opentab.core.money import format_micros
@@ -119,7 +120,7 @@ def settled(plan: Plan, home: Home) -> telecom.Telecom:
     parts=st.lists(st.tuples(st.integers(0, 250_000_000), st.integers(1, 300)), min_size=1, max_size=30),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_total_is_the_sum_of_its_parts(parts: list[tuple[int, int]], seed: int) -> None:
     totals, counts = (np.array(column, dtype=np.int64) for column in zip(*parts, strict=True))
     cut = telecom.split(totals, counts, np.random.default_rng(seed))
@@ -136,6 +137,7 @@ def test_order_of_arrival_is_a_stable_sort(arrivals: list[int], narrow: bool) ->
     assert telecom.arrival_order(arrival_ms).tolist() == wanted
 
 
+@pytest.mark.slow
 def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
     home = home_at(tmp_path)
     generate(Plan(seed=5, months=2), home, clock=at_now)
@@ -156,6 +158,7 @@ def test_the_nine_pay_what_they_always_pay(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_a_thousand_customers_with_everything_at_once(tmp_path: Path) -> None:
     """Bad rows and duplicates left out, what is in the log is what bills.csv says."""
     home = home_at(tmp_path)
@@ -321,7 +324,7 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 2**40), hours=st.sampled_from([0, 1, 12, 100]), sources=st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_disorder_stays_within_the_bound(seed: int, hours: int, sources: int) -> None:
     """In each partition no on-time event is behind the latest by more than the out-of-orderness."""
     home = home_at(Path("unused"), out_of_orderness=f"{hours}h")
@@ -338,7 +341,7 @@ def test_disorder_stays_within_the_bound(seed: int, hours: int, sources: int) ->
 
 
 @given(seed=st.integers(0, 2**40), zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"]))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_late_events_are_late_and_beyond_ones_beyond(seed: int, zone: str) -> None:
     """By the watermark that the stream itself makes: latest event time less the out-of-orderness."""
     home = home_at(Path("unused"), zone=zone)
@@ -586,6 +589,7 @@ UNTIL_FINAL = Plan(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "billing"),
     [
@@ -749,7 +753,7 @@ def test_until_final_live_passes_at_the_speed_of_the_months(tmp_path: Path) -> N
     lateness=st.integers(0, 100),
     months=st.integers(1, 14),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_until_final_takes_the_latest_months_that_can_be_final_by_now(
     now: datetime, zone: str, disorder: int, lateness: int, months: int
 ) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import batch_of_segments, bill_ready, log_of, names_of, new_home, open_job, waiting_batch
 from opentab.audit import verify
 from opentab.core.errors import Fenced, LedgerBug, LogError
@@ -120,7 +121,7 @@ def facts(record: BatchRecord) -> tuple[object, ...]:
             record.sum_micros, record.rejections)  # fmt: skip
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(segments, st.lists(steps, max_size=8), st.lists(st.sampled_from(["a", "b"]), min_size=8, max_size=8))
 def test_any_order_split_and_crash_gives_the_events(
     batches: list[list[str]], script: list[Step], partitions: list[str]
@@ -203,7 +204,7 @@ def test_a_batch_holds_all_of_its_ranges_and_lost_segments_are_named(home: Home,
         append(event())
     job = open_job(home, "run")
     name = log_of(job).incoming_path("default", 2).name
-    with pytest.raises(LedgerBug, match=r"\[\(2, 2\)\] were taken instead of 1 to 2"):
+    with pytest.raises(LedgerBug, match=r"offsets \[\(1, 2\)\] were taken instead of 0 up to 2"):
         job.bill(batch_of_segments(job, [name]))
     log_of(job).incoming_path("default", 1).unlink()
     with pytest.raises(LogError, match="segment 1 of log partition 'default' is gone"):

@@ -18,9 +18,10 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import batch_of_segments, log_of, names_of, new_home, open_job
 from opentab.audit.murmur import murmur
 from opentab.audit.verify import verify
@@ -196,7 +197,7 @@ MOMENTS = [None, None, "taken", "staged", "committed", "archived", "compacting",
 WAYS = ["read", "mapped", "copied"]  # runs are small, or large and kept when written, or copied when asked for
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     histories,
     st.sampled_from(["unbounded", "7d", "10m", "1ms"]),
@@ -257,6 +258,7 @@ def test_off_counts_everything(tmp_path: Path) -> None:
     assert job.journal.runs() == []
 
 
+@pytest.mark.slow
 def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
     """Their number stays small, and what the window has passed is dropped."""
     batches = [(1, [Sent(f"{n}-{k}", 1, minute=n) for k in range(3)]) for n in range(40)]
@@ -269,6 +271,7 @@ def test_runs_are_merged_in_tiers_and_forget(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_large_runs_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "MAPPED_ROWS", 2)
     monkeypatch.setattr(sorted_runs, "SLICE_ROWS", 3)

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from law_examples import examples
 from ledgers import bill, new_home
 from opentab.billing.upkeep import keep_up
 from opentab.closing.closer import Closer
@@ -155,7 +156,7 @@ def line_of(use: tuple[str, int, int]) -> str:
     return event(customer, f"{Decimal(micros) / 10**6:.6f}", f"2026-{month + 1:02d}-{number + 1:02d}T12:00:00Z")
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(histories)
 def test_replicas_at_any_speed_say_what_the_journal_says(
     history: list[tuple[list[tuple[str, int, int]], str]],
@@ -188,7 +189,7 @@ def test_replicas_at_any_speed_say_what_the_journal_says(
 int64s = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 30), int64s | st.integers(-9, 9)), max_size=12),
@@ -601,7 +602,7 @@ names = st.one_of(
 ).filter(bool)  # fmt: skip
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(names, min_size=1, max_size=40), st.text("pq", max_size=10))
 def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix: str) -> None:
     customers = [prefix + customer for customer in customers]
@@ -613,7 +614,7 @@ def test_rows_come_in_the_order_of_their_customers(customers: list[str], prefix:
     assert found.name_at.tolist() == sorted(found.name_at.tolist())
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.integers(1, 20).flatmap(lambda size: st.lists(st.text("abc", min_size=size, max_size=size), min_size=1)),
     st.text("pq", max_size=10),
@@ -634,7 +635,7 @@ def test_names_of_one_size_come_in_order_and_some_of_their_rows_as_well(
         assert some.names.to_pylist() == sorted(set(some.names.to_pylist()))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sets(names, max_size=30), st.sets(names, max_size=30), st.text("pq", max_size=10))
 def test_new_names_are_put_between_those_that_are_known(known: set[str], new: set[str], prefix: str) -> None:
     """Also where all of them are new, none is, or there are none."""
@@ -666,7 +667,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(steps)
 def test_blocks_are_cut_and_grow_and_hold_every_customer(
     steps: list[tuple[int, dict[str, tuple[int, int, int]]]],

@@ -341,6 +341,7 @@ def test_runs_over_the_same_log_must_bill_the_same() -> None:
         check_bills([BusyRound(alone=one, paced=one, full={1: other}, redis=one)])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_billed_wrongly_has_failed(home: Home, tmp_path: Path) -> None:
     bill(home, event("emma", "1.00"))
     expected_path = tmp_path / "planned"
@@ -405,6 +406,7 @@ def test_replicas_are_held_against_their_goals() -> None:
     assert figures["peak memory without balances"].value == 400
 
 
+@pytest.mark.slow
 def test_a_real_replica_is_measured(home: Home, tmp_path: Path) -> None:
     write_month(home, customers=2_000)
     bill_waiting(home)

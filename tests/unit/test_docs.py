@@ -224,8 +224,8 @@ def test_every_package_and_module_is_named_in_the_architecture() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_every_verb_of_make_exists(name: str) -> None:
-    verbs = set(re.findall(r"^([a-z]+):", text_of("Makefile"), re.MULTILINE))
-    code = re.findall(r"`make ([a-z]+)`|^    (?:\$ )?make ([a-z]+)", text_of(name), re.MULTILINE)
+    verbs = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    code = re.findall(r"`make ([a-z-]+)[^`]*`|^    (?:\$ )?make ([a-z-]+)", text_of(name), re.MULTILINE)
     assert code
     assert {word for pair in code for word in pair if word} <= verbs
 

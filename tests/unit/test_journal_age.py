@@ -107,6 +107,7 @@ def reads(times: int, ledger: SyntheticLedger) -> float:
     return (so_far() - before) / times
 
 
+@pytest.mark.slow
 def test_a_commit_on_an_old_ledger_reads_as_few_files(ledger: SyntheticLedger) -> None:
     commit(ledger, 4 * CHECKPOINT)
     young = reads(4 * CHECKPOINT, ledger)
@@ -147,6 +148,7 @@ def test_how_long_commits_are_kept() -> None:
     assert WEEK_KEEPING.configuration["delta.logRetentionDuration"] == f"interval {7 * 24 * 3600} seconds"
 
 
+@pytest.mark.slow
 def test_batches_are_committed_while_files_are_merged_and_the_log_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
+from pkgutil import walk_packages
 
 import yaml
+
+import opentab
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -37,3 +41,21 @@ def test_templates_ask_for_what_exists() -> None:
         _, front, body = template.read_text().split("---\n", 2)
         assert yaml.safe_load(front).keys() == {"name", "about", "labels"}
         assert body.strip()
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|lock|toml|yaml))`", (ROOT / "CONTRIBUTING.md").read_text())
+    new = {"tests/unit/test_doctor.py"}  # the one that the first change writes
+    places = (ROOT, ROOT / "src" / "opentab")
+    assert len(named) > 10
+    assert [name for name in named if name not in new and not any((place / name).exists() for place in places)] == []
+
+
+def test_every_module_can_be_imported() -> None:
+    """With the lowest versions, too: `make test-lowest` runs this."""
+    names = [
+        module.name for module in walk_packages(opentab.__path__, "opentab.") if module.name != "opentab.cli.__main__"
+    ]
+    assert len(names) > 150
+    program = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, stdin=subprocess.DEVNULL)

@@ -54,7 +54,8 @@ def test_lists_name_what_is_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.lock", *(f"requirements-{x}.lock" for x in ("newest-spark", "uv", "build", "flink"))]
+    "name",
+    ["requirements.lock", *(f"requirements-{x}.lock" for x in ("newest-spark", "lowest", "uv", "build", "flink"))],
 )
 def test_every_package_of_a_lock_has_hashes(name: str) -> None:
     text = (ROOT / name).read_text().replace("\\\n", " ")
@@ -71,6 +72,14 @@ def test_locks_are_of_what_the_project_asks_for() -> None:
         (wanted,) = project["dependency-groups"][group]
         assert f"{wanted} " in (ROOT / f"requirements-{group}.lock").read_text()
     assert project["dependency-groups"]["flink"] == [f"apache-flink=={flink.FLINK}"]
+
+
+def test_the_lowest_versions_are_those_of_the_project() -> None:
+    lock = (ROOT / "requirements-lowest.lock").read_text()
+    for wanted in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        name, least = re.match(r"([\w-]+)>=([\d.]+)", wanted).groups()  # type: ignore[union-attr]
+        # The least version itself, or the first that the others can live with.
+        assert re.search(rf"^{name}=={re.escape(least)}(\.\d+)* ", lock, re.MULTILINE), wanted
 
 
 def test_the_set_up_installs_nothing_without_a_hash() -> None:
