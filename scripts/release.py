@@ -1,4 +1,4 @@
-"""make release VERSION=1.2.3: write the version, date its section of the changelog, and build the wheel and the sdist.
+"""make release VERSION=1.2.3: write the version, date its section of the changelog, and build wheels and sdists.
 
 The version stands in src/opentab/__init__.py, and nowhere else.
 """
@@ -30,7 +30,7 @@ def main() -> None:
         sys.exit(f"opentab: {error}")
     build(ROOT)
     print(  # noqa: T201
-        f"dist/ holds opentab {sys.argv[1]}. Run make test, then commit and tag it:\n"
+        f"dist/ holds opentab and opentab-client {sys.argv[1]}. Run make test, then commit and tag it:\n"
         f'  git commit -am "opentab {sys.argv[1]}" && git tag v{sys.argv[1]}'
     )
 
@@ -57,7 +57,7 @@ def prepare(root: Path, version: str, *, today: str) -> None:
 
 
 def build(root: Path) -> None:
-    """Both into dist/; the wheel is built from the sdist, so the sdist has all that this needs."""
+    """Both distributions into dist/; a wheel is built from the sdist, so the sdist has all that this needs."""
     ours = root / ".tools" / "uv" / "bin" / "uv"
     uv = str(ours) if ours.exists() else shutil.which("uv")
     if uv is None:
@@ -65,9 +65,10 @@ def build(root: Path) -> None:
     shutil.rmtree(root / "dist", ignore_errors=True)
     # What builds it has hashes, too.
     hashed = ["--require-hashes", "--build-constraints", str(root / "requirements-build.lock")]
-    done = subprocess.run([uv, "build", "--quiet", *hashed, "--out-dir", str(root / "dist"), str(root)], check=False)
-    if done.returncode:
-        sys.exit("opentab: the wheel was not built; what uv says above tells why")
+    for source in (root, root / "clients" / "python"):
+        command = [uv, "build", "--quiet", *hashed, "--out-dir", str(root / "dist"), str(source)]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit("opentab: a wheel was not built; what uv says above tells why")
 
 
 if __name__ == "__main__":

@@ -174,6 +174,44 @@ def test_periods_have_the_shape_that_the_terminal_prints(home: Home, app: App) -
     ]
 
 
+FRESH = "position invoices_position watermark as_of staleness_ms"
+TOTAL = "period customer status total types adjustments events position watermark last_event"
+INVOICE = "period customer revision currency total previous_total delta lines position issued_at"
+PERIOD = (
+    "period status start end total customers events last_event invoices revisions invoiced closed_at closed_position "
+    "revised_at adjusted adjusted_events missing partitions"
+)
+ORDER = [
+    ("/v1/customers/ann", "", f"customer current_period current open closed source {FRESH}"),
+    ("/v1/customers/ann", "current", TOTAL),
+    ("/v1/customers/ann", "closed", TOTAL),
+    ("/v1/customers?period=2026-01", "", f"period items source {FRESH}"),
+    ("/v1/customers?period=2026-01", "items", "customer total events last_event"),
+    ("/v1/customers/ann/periods/2026-03", "", f"{TOTAL} source invoices_position as_of staleness_ms"),
+    ("/v1/customers/ann/periods/2026-03", "adjustments", "period type amount events"),
+    ("/v1/customers/ann/usage?group=day,type", "", f"customer from to items source {FRESH}"),
+    ("/v1/customers/ann/usage?group=day,type", "items", "day type total events"),
+    ("/v1/customers/ann/usage", "items", "total events"),
+    ("/v1/types?from=2026-01-01&group=day", "", f"from to items source {FRESH}"),
+    ("/v1/types?from=2026-01-01&group=day", "items", "day type total events"),
+    ("/v1/types", "", f"items source {FRESH}"),
+    ("/v1/types", "items", "period type total events"),
+    ("/v1/customers/ann/invoices", "", f"items source {FRESH}"),
+    ("/v1/customers/ann/invoices", "items", INVOICE),
+    ("/v1/invoices/2026-03/ann/1", "", f"{INVOICE} source invoices_position watermark as_of staleness_ms"),
+    ("/v1/invoices/2026-03/ann/1", "lines", "kind type amount events"),
+    ("/v1/periods", "items", PERIOD),
+    ("/v1/periods/2026-02", "", f"{PERIOD} source {FRESH}"),
+]
+
+
+@pytest.mark.parametrize(("path", "part", "keys"), ORDER)
+def test_keys_stand_in_the_order_that_they_always_had(app: App, path: str, part: str, keys: str) -> None:
+    answer = app.get(path).json()
+    found = answer[part] if part else answer
+    assert " ".join(found[0] if isinstance(found, list) else found) == keys
+
+
 def test_types_over_any_range_of_days(app: App) -> None:
     def ask(query: str) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = app.get(f"/v1/types{query}").json()["items"]

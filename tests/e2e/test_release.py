@@ -103,7 +103,7 @@ def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """The programs of an empty environment that the wheel was installed into, with its dependencies as they are locked."""
     place = tmp_path_factory.mktemp("installed")
     uv = source / ".tools" / "uv" / "bin" / "uv"
-    (wheel,) = (source / "dist").glob("*.whl")
+    (wheel,) = (source / "dist").glob("opentab-*.whl")
     run(uv, "venv", "--quiet", "--python", sys.executable, place / "venv", cwd=place)
     into = ("--quiet", "--python", place / "venv" / "bin" / "python")
     install = (uv, "pip", "install", *into, "--constraint", source / "requirements.lock", wheel)
@@ -135,6 +135,11 @@ def test_what_cannot_be_released_changes_nothing(source: Path, version: str, why
     assert (refused.returncode, refused.stderr) == (1, f"opentab: {why}\n")
     assert [(source / name).read_bytes() for name in ("CHANGELOG.md", "src/opentab/__init__.py")] == before
     assert len(list((source / "dist").glob(f"opentab-{VERSION}*"))) == 2
+
+
+def test_the_small_client_has_the_same_version(source: Path) -> None:
+    names = {path.name for path in (source / "dist").glob("opentab_client*")}
+    assert names == {f"opentab_client-{VERSION}.tar.gz", f"opentab_client-{VERSION}-py3-none-any.whl"}
 
 
 def test_the_sdist_holds_what_builds_and_tests_it(source: Path) -> None:

@@ -15,6 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from opentab.api.answers import Fresh
 from opentab.core.errors import ReplicaError
 from opentab.replica.reader import Reader
 from opentab.runtime import config
@@ -25,18 +26,19 @@ from opentab.server.position_view import Moment
 
 PAGE_BYTES = 4096
 TREE_FLAGS = 0x03  # of a page that is a branch or a leaf
+FRESH = Fresh(position=0, invoices_position=0, watermark=None, as_of=None, staleness_ms=None)
 TREE_BYTES = 64  # its header and its first pointers
 OUTCOMES = {0: "right", 1: "refused", 2: "wrong"}
 
 
 def answers_of(home: Home, customers: list[str]) -> Any:
     with Reader(home.replica_path).read() as snapshot:
-        answers = Answers(snapshot, Moment(snapshot, home.calendar), Archive(home))
+        answers = Answers(snapshot, Moment(snapshot, home.calendar), Archive(home), FRESH)
         periods = answers.moment.periods
         return [
             answers.overview("EUR"),
             [answers.at_a_glance(customer, hot_only=True) for customer in customers],
-            [answers.total_json(period, customer) for period in periods for customer in customers],
+            [answers.total(period, customer) for period in periods for customer in customers],
             [answers.invoices(customer) for customer in customers],
             [list(answers.customers(period, limit=1_000)) for period in periods],
             [answers.top_customers(period, limit=1_000) for period in periods],

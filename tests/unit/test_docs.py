@@ -18,11 +18,20 @@ from opentab import cli
 from opentab.cli import base
 from opentab.core import errors
 from opentab.core.errors import OpentabError
-from opentab.core.events import Reason
+from opentab.core.events import CUSTOMER_BYTES_MAX, NESTING_MAX, Reason
 from opentab.core.periods import to_us
 from opentab.ledger.diagnosis import Name
 from opentab.runtime import crash
 from opentab.runtime.config import SETTINGS, Home, Setting
+from opentab.server.feed import STREAMS_MAX
+from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX
+from opentab.server.ledger_turns import HOLDER_MAX, RUNNING_MAX, WAITING_MAX
+from opentab.server.limits import (
+    HEADER_BYTES_MAX,
+    PATH_BYTES_MAX,
+    UNDER_WAY_BYTES_MAX,
+    UNDER_WAY_HOLDER_BYTES_MAX,
+)
 from opentab.wire.reference import Refusal, judge
 from opentab_tools.bench.compare import read_figures
 
@@ -144,6 +153,22 @@ def test_the_systemd_unit_is_right_and_sandboxed(tmp_path: Path) -> None:
             ["systemd-analyze", *question, str(unit)], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_threat_model_names_the_limits_that_are_set(home: Home) -> None:
+    limits = {row[0]: row[1] for row in rows(section(text_of("docs/threat-model.md"), "## Limits"))}
+    assert f"{home['billing.event_bytes_max'] >> 10} KiB" in limits["an event"]
+    assert f"nested {NESTING_MAX} deep" in limits["an event"]
+    assert limits["a customer's name"].startswith(f"{CUSTOMER_BYTES_MAX} bytes")
+    assert limits["a request's headers, path"] == f"{HEADER_BYTES_MAX >> 10} KiB, {PATH_BYTES_MAX >> 10} KiB"
+    assert limits["the body of `POST /v1/events`"] == f"{BODY_BYTES_MAX >> 20} MiB, {EVENTS_MAX:,} events"
+    assert f"{home['server.request_timeout'].seconds} s" in limits["a request's time"]
+    assert f"`server.streams_max`, {home['server.streams_max']} a token" in limits["streams"]
+    assert f"{STREAMS_MAX:,} a worker" in limits["streams"]
+    under_way = UNDER_WAY_BYTES_MAX >> 20, UNDER_WAY_HOLDER_BYTES_MAX >> 20
+    assert limits["bodies under way"] == "{} MiB a worker, {} MiB a token".format(*under_way)
+    turns = RUNNING_MAX, WAITING_MAX, HOLDER_MAX
+    assert limits["reads of the ledger"] == "{} at a time and {} waiting a worker, {} a token".format(*turns)
 
 
 def test_every_exit_code_stands_in_operating() -> None:

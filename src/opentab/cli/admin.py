@@ -13,7 +13,7 @@ from opentab.cli.base import DIFFERENT, FORMATS, OK, at_home, at_log, commands, 
 from opentab.core.errors import InputError
 from opentab.runtime import config, terminal
 from opentab.runtime.config import Home
-from opentab.runtime.disk import sync, write_new
+from opentab.runtime.disk import write_new
 from opentab.runtime.permissions import make_private
 
 
@@ -42,7 +42,6 @@ def init(home: Home, currency: str | None, types: tuple[str, ...]) -> None:
     config.parse(home.path, tomllib.loads(text))  # says what is wrong before anything is written
     make_private(home.path)
     write_new(file, text.encode())
-    sync(home.path.parent)
     terminal.write(f"wrote {file}")
 
 

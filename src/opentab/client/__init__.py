@@ -7,12 +7,31 @@ with Client("http://127.0.0.1:8080", token=…) as tab:
         print(totals.position, totals.totals)
 """
 
-from opentab.client.answers import Current, Fresh, Ingested, Invoice, InvoiceLine, Live, PeriodTotal, Receipt, Refused
+from opentab.api.answers import (
+    Adjustment,
+    Current,
+    Fresh,
+    Invoice,
+    InvoiceLine,
+    Live,
+    LiveCustomer,
+    LiveTotal,
+    LiveTypes,
+    OnePeriod,
+    OnePeriodTotal,
+    PeriodStatus,
+    PeriodTotal,
+    Receipt,
+    TypeTotal,
+    Used,
+)
 from opentab.client.asynchronous import AsyncClient
-from opentab.client.errors import ClientError, NotAllowed, NotThere, Unavailable
+from opentab.client.errors import ClientError, NotAllowed, NotThere, Unavailable, Unreachable
+from opentab.client.ingested import Ingested, Refused
 from opentab.client.synchronous import Client
 
 __all__ = [
+    "Adjustment",
     "AsyncClient",
     "Client",
     "ClientError",
@@ -22,10 +41,19 @@ __all__ = [
     "Invoice",
     "InvoiceLine",
     "Live",
+    "LiveCustomer",
+    "LiveTotal",
+    "LiveTypes",
     "NotAllowed",
     "NotThere",
+    "OnePeriod",
+    "OnePeriodTotal",
+    "PeriodStatus",
     "PeriodTotal",
     "Receipt",
     "Refused",
+    "TypeTotal",
     "Unavailable",
+    "Unreachable",
+    "Used",
 ]

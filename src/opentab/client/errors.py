@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+TRY_AGAIN = frozenset((429, 502, 503, 504))  # 502 and 504: a proxy's word that the server is gone
+
 
 class ClientError(Exception):
     """The server refused; `status` and `detail` say why."""
@@ -23,7 +25,20 @@ class NotThere(ClientError):
 
 
 class Unavailable(ClientError):
-    """Not right now: stale, overloaded or being made; trying again may help (429, 503)."""
+    """Not right now: stale, overloaded or being made; trying again may help (429, 502 to 504)."""
+
+
+class Unreachable(Unavailable):
+    """No server answered, or none in time; `status` is 0."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(0, detail)
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+KINDS = {401: NotAllowed, 403: NotAllowed, 404: NotThere, **dict.fromkeys(TRY_AGAIN, Unavailable)}
 
 
 class _Problem(msgspec.Struct):
@@ -36,5 +51,4 @@ def error_of(status: int, body: bytes) -> ClientError:
         detail = msgspec.json.decode(body, type=_Problem).detail
     except msgspec.MsgspecError:
         detail = body[:200].decode("utf-8", errors="replace") or "no reason given"
-    kinds = {401: NotAllowed, 403: NotAllowed, 404: NotThere, 429: Unavailable, 503: Unavailable}
-    return kinds.get(status, ClientError)(status, detail)
+    return KINDS.get(status, ClientError)(status, detail)

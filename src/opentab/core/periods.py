@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from typing import overload
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -50,6 +51,10 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+@overload
+def format_us(us: int) -> str: ...
+@overload
+def format_us(us: int | None) -> str | None: ...
 def format_us(us: int | None) -> str | None:
     """RFC 3339 in UTC with milliseconds, the one way we print an instant."""
     if us is None:

@@ -23,7 +23,7 @@ def usage(
     last: date,
     group: Sequence[str] = (),
     customer: str | None = None,
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Totals by the events' own days, both ends included, as far as batch `upto` knows."""
     if journal is None:
         return

@@ -12,14 +12,18 @@ from functools import cache
 from pathlib import Path
 
 from opentab.core.errors import ConfigError
+from opentab.runtime.disk import make_directories, sync
 
 OTHERS = 0o077  # the group and everybody else
 WORLD_AND_CHANGES = 0o037  # all that a group may have is to read
 
 
 def make_private(path: Path) -> None:
-    """Make a directory for its owner alone, if it is missing."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make a directory for its owner alone, if it is missing; its name is durable on return."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync(path.parent)
 
 
 def open_to_others(path: Path) -> bool:

@@ -38,6 +38,7 @@ from opentab.server.routes import (
     stream,
     types,
 )
+from opentab.server.schemas import install_document
 from opentab.server.session import CookieTaken
 from opentab.server.tokens import Gate, read_key
 
@@ -90,6 +91,7 @@ def build(home: Home) -> App:
     health.add_routes(api, desk, counters)
     session.add_routes(api, home, gate)
     page.add_routes(api)
+    install_document(api)
     seconds_max = home["server.request_timeout"].total_seconds()
     inner = InTime(RawPaths(Timed(api, counters)), seconds_max=seconds_max)
     guard = LoopbackOnly(inner) if gate is None else TokensOnly(inner, gate)

@@ -8,6 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from opentab.api.answers import Receipt
 from opentab.core.errors import OpentabError
 from opentab.core.records import Spot
 from opentab.dedupe.lookup import KeyLookup
@@ -16,7 +19,7 @@ from opentab.ledger.outcomes import Fate, Fates
 from opentab.ledger.receipt import Trails
 from opentab.ledger.reread import Reread
 from opentab.runtime.config import Home
-from opentab.server.answers import Answers, Json
+from opentab.server.answers import Answers
 from opentab.tables.table import news_of
 
 REOPEN_SECONDS = 60.0  # files that were merged away are there for an hour
@@ -36,7 +39,7 @@ class Book:
         self._opened = 0.0
         self._news: object = None
 
-    def receipt(self, answers: Answers, id_: str, source: str | None, *, customer: str | None) -> Json | None:
+    def receipt(self, answers: Answers, id_: str, source: str | None, *, customer: str | None) -> Receipt | None:
         """What became of an event, at the position of the answers; for one customer, of this one's own alone."""
         record = answers.moment.record
         if record is None:
@@ -48,10 +51,10 @@ class Book:
             trail = trails.of(id_, source, upto=record)
 
         def revisions(period: str, customer: str) -> list[tuple[int, int]]:
-            return sorted((one["revision"], one["position"]) for one in answers.invoices(customer, period))
+            return sorted((one.revision, one.position) for one in answers.invoices(customer, period))
 
         receipt = trail.receipt(self._reread, revisions, self._home.calendar, customer=customer)
-        return receipt.as_json() if receipt else None
+        return msgspec.convert(answers.whole(dict, **receipt.as_json()), type=Receipt) if receipt else None
 
     async def position(self) -> int | None:
         """The last batch in the journal; None if it cannot be read now."""

@@ -28,8 +28,8 @@ PULSE_SECONDS = 1.0
 CHECK_SECONDS = 0.25
 STREAMS_MAX = 2_000
 
-Look = Callable[[], tuple[int, dict[str, object], object]]  # position, what to send, what decides whether to
-Pulse = Callable[[], dict[str, object]]
+Look = Callable[[], tuple[int, object, object]]  # position, what to send, what decides whether to
+Pulse = Callable[[], object]
 IsGood = Callable[[], bool]  # whether the stream's token is still accepted
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from dataclasses import dataclass
 
+from opentab.api.answers import Fresh
 from opentab.replica.presence import Presence, present
 from opentab.runtime.heartbeat import Heartbeat, read_heartbeat
 from opentab.runtime.storage import Place
@@ -15,26 +15,6 @@ from opentab.server.position_view import Moment
 LOOK_SECONDS = 0.05
 BUCKET_LOOK_SECONDS = 0.5
 BUCKET_REPLICAS_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """What every answer carries."""
-
-    position: int
-    invoices_position: int
-    watermark: str | None
-    as_of: str | None  # when that batch was committed
-    staleness_ms: int | None  # None: nothing is known of the log yet
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "position": self.position,
-            "invoices_position": self.invoices_position,
-            "watermark": self.watermark,
-            "as_of": self.as_of,
-            "staleness_ms": self.staleness_ms,
-        }
 
 
 class Pulse:
@@ -91,7 +71,7 @@ class Pulse:
             self._looked = time.monotonic()
 
 
-def freshness_of(moment: Moment, heartbeat: Heartbeat | None, now_us: int) -> Freshness:
+def freshness_of(moment: Moment, heartbeat: Heartbeat | None, now_us: int) -> Fresh:
     """How fresh a replica's answer is at this moment.
 
     It is known to be caught up with the log at the last moment at which the pipeline had read all of it,
@@ -100,11 +80,12 @@ def freshness_of(moment: Moment, heartbeat: Heartbeat | None, now_us: int) -> Fr
     meta, record = moment.meta, moment.record
     if meta is None or record is None:
         caught_up_us = heartbeat.caught_up_us if heartbeat and heartbeat.position == 0 else None
-        return Freshness(0, 0, None, None, _age_ms(caught_up_us, now_us))
+        staleness_ms = _age_ms(caught_up_us, now_us)
+        return Fresh(position=0, invoices_position=0, watermark=None, as_of=None, staleness_ms=staleness_ms)
     caught_up_us = record.committed_us
     if heartbeat is not None and heartbeat.caught_up_us is not None and meta.position >= heartbeat.position:
         caught_up_us = max(caught_up_us, heartbeat.caught_up_us)
-    return Freshness(
+    return Fresh(
         position=meta.position,
         invoices_position=meta.invoices_position,
         watermark=moment.watermark,

@@ -56,11 +56,6 @@ class Verdict:
     detail: str | None = None
     has_id: bool = False
 
-    def as_json(self) -> dict[str, object]:
-        if self.reason is None:
-            return {"accepted": True}
-        return {"accepted": False, "reason": self.reason, "detail": self.detail}
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

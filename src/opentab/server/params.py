@@ -6,14 +6,16 @@ from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, Header, Path, Query, Request, Response
+from msgspec import Struct
 from starlette.requests import ClientDisconnect
 
 from opentab.core.errors import InputError
 from opentab.core.periods import parse_day
 from opentab.server.guard import holder_of
 from opentab.server.problem import Problem
-from opentab.server.queries import Conditions, Days, Desk, Reply
+from opentab.server.queries import JSON, Conditions, Days, Desk, Reply
 
 POSITION_MAX = 2**53 - 1
 STALENESS_SECONDS_MAX = 1e9
@@ -71,6 +73,11 @@ def sent(reply: Reply) -> Response:
     """A reply in the framework's own words."""
     headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
     return Response(reply.body, reply.status, headers, media_type=reply.headers["content-type"])
+
+
+def told(answer: Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer that no replica gave."""
+    return Response(msgspec.json.encode(answer), status, headers, media_type=JSON)
 
 
 async def body_of(request: Request, *, bytes_max: int, take: Callable[[int], object] = lambda size: None) -> bytes:

@@ -11,10 +11,12 @@ from datetime import date
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
+from opentab.api.answers import Diagnosis, Fresh, Pipeline, Replica, Sink, Usage, Used
 from opentab.core.errors import OpentabError, ReplicaError
 from opentab.core.periods import Period, day_of_number, first_day, last_day
-from opentab.ledger.diagnosis import BATCHES, Diagnosis, diagnose
+from opentab.ledger.diagnosis import BATCHES, diagnose
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import usage
 from opentab.replica.batches import last_batches
@@ -24,9 +26,9 @@ from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat
-from opentab.server.answers import REPLICA, Answers
+from opentab.server.answers import Answers
 from opentab.server.archive import Archive
-from opentab.server.freshness import Freshness, Pulse, freshness_of
+from opentab.server.freshness import Pulse, freshness_of
 from opentab.server.ledger_turns import LedgerTurns
 from opentab.server.metrics import LedgerCollector
 from opentab.server.position_view import Moment
@@ -70,8 +72,9 @@ class Days:
         first, last = day_of_number(first_day(period)), day_of_number(last_day(period))
         return Days(max(self.first, first), min(self.last, last), self.group)
 
-    def as_json(self) -> dict[str, object]:
-        return {"from": str(self.first), "to": str(self.last)}
+    def fields(self) -> dict[str, str]:
+        """Those of an answer."""
+        return {"from_": str(self.first), "to": str(self.last)}
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ class Form:
     """A way to write an answer down."""
 
     media: str
-    write: Callable[[dict[str, Any]], bytes]
+    write: Callable[[Any], bytes]  # a struct of the API
     headers: dict[str, str]
 
 
@@ -107,9 +110,8 @@ class Desk:
         self._pulse = Pulse(self._ledger)
         self._is_local = self._ledger.is_local
         self._moment: Moment | None = None
-        self._fresh: tuple[Moment, Heartbeat | None, int, Freshness] | None = None
-        self._plain_headers: tuple[Freshness, dict[str, str]] | None = None
-        self._told: tuple[Freshness, bytes] | None = None
+        self._fresh: tuple[Moment, Heartbeat | None, int, Fresh] | None = None
+        self._plain_headers: tuple[Fresh, dict[str, str]] | None = None
 
     def answer(
         self,
@@ -123,78 +125,67 @@ class Desk:
         with ExitStack() as held, self._reader.read() as snapshot:
             turn = self._ledger_turns.turn(conditions.holder)
             answers = self._answers(snapshot, lambda: held.enter_context(turn))
-            fresh = self._freshness(answers.moment)
+            fresh = answers.fresh
             limit = conditions.staleness_max_ms
             if limit is not None and (fresh.staleness_ms is None or fresh.staleness_ms > limit):
-                raise Problem(503, "the answer is older than that", headers=RETRY, more=fresh.as_json())
+                raise Problem(503, "the answer is older than that", headers=RETRY, more=asdict(fresh))
             headers = self._headers(fresh, form)
             if conditions.seen is not None and _has_seen(conditions.seen, headers["etag"]):
                 return Reply(304, b"", headers)
             found = self._asked(ask, answers)
         if found is None:
-            raise Problem(404, nothing, more=fresh.as_json())
-        body = found if isinstance(found, dict) else {"items": found}
+            raise Problem(404, nothing, more=asdict(fresh))
         # An invoice has a position of its own; that of the answer is in the headers then.
-        return Reply(200, form.write({**body, "source": answers.source, **fresh.as_json(), **body}), headers)
+        return Reply(200, form.write(found), headers)
 
     def glance(self, customer: str) -> Reply | None:
         """What `answer` says to the question that everyone asks, in less time.
 
-        None where it would say anything but a total from the replica. How fresh answers are is written once a
-        millisecond, and put behind each.
+        None where it would say anything but a total from the replica.
         """
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
-            fresh = self._freshness(answers.moment)
             found = answers.at_a_glance(customer, hot_only=True)
         if found is None:
             return None
-        if self._told is None or self._told[0] is not fresh:
-            self._told = (fresh, b"," + msgspec.json.encode({"source": REPLICA, **fresh.as_json()})[1:])
-        return Reply(200, msgspec.json.encode(found)[:-1] + self._told[1], self._headers(fresh, AS_JSON))
+        return Reply(200, msgspec.json.encode(found), self._headers(answers.fresh, AS_JSON))
 
-    def look(self, ask: Callable[[Answers], dict[str, object]]) -> tuple[int, dict[str, object], object]:
-        """The position, an answer with how fresh it is, and the answer alone."""
+    def look(self, ask: Callable[[Answers], dict[str, Any]]) -> tuple[Fresh, dict[str, Any]]:
+        """How fresh an answer is, and its fields apart from that."""
         with self._reader.read() as snapshot:
             answers = self._answers(snapshot)
-            fresh = self._freshness(answers.moment)
-            found = self._asked(ask, answers)
-        return fresh.position, {**found, **fresh.as_json()}, found
+            return answers.fresh, self._asked(ask, answers)
 
-    def pulse(self) -> dict[str, object]:
+    def pulse(self) -> Fresh:
         """How fresh answers are at this moment."""
         with self._reader.read() as snapshot:
-            return self._freshness(self._answers(snapshot).moment).as_json()
+            return self._answers(snapshot).fresh
 
-    def pipeline(self) -> dict[str, object]:
+    def pipeline(self) -> dict[str, Any]:
         """What pipeline, replicas and the invoice sink last said of themselves, and what keeps our own replica from
-        going on."""
+        going on: fields of an overview."""
         beat, trouble, now_us = self._pulse.beat(), self.trouble(), _now_us()
         present = self._pulse.replicas(now_us)
-        replicas = [
-            {"name": one.name, "position": one.position, "age_ms": max(0, (now_us - one.at_us) // 1000)}
-            for one in present
-        ]
-        said = beat and {
-            "age_ms": max(0, (now_us - beat.at_us) // 1000),
-            "streaming": beat.streaming,
-            "position": beat.position,
-            "caught_up": beat.caught_up,
-            "unread_segments": beat.unread_segments,
-            "invoices_position": beat.invoices_position,
-            "held_back": beat.held_back,
-            "trouble": beat.trouble,
-            "spark_ui": beat.spark_ui,
-        }
+        said = beat and Pipeline(
+            age_ms=max(0, (now_us - beat.at_us) // 1000),
+            streaming=beat.streaming,
+            position=beat.position,
+            caught_up=beat.caught_up,
+            unread_segments=beat.unread_segments,
+            invoices_position=beat.invoices_position,
+            held_back=beat.held_back,
+            trouble=beat.trouble,
+            spark_ui=beat.spark_ui,
+        )
         return {
             "pipeline": said,
-            "replicas": replicas,
+            "replicas": [Replica(one.name, one.position, max(0, (now_us - one.at_us) // 1000)) for one in present],
             "sink": self._sink(now_us),
             "trouble": trouble.text if trouble else None,
             "diagnosis": self._diagnosis(beat, present),
         }
 
-    def usage(self, answers: Answers, days: Days, customer: str) -> dict[str, object]:
+    def usage(self, answers: Answers, days: Days, customer: str) -> Usage:
         """What a customer used in a range of days, from the ledger, at the replica's own position."""
         answers.ask_ledger()
         rows = usage(
@@ -205,7 +196,7 @@ class Desk:
             group=days.group,
             customer=customer,
         )
-        return {"customer": customer, **days.as_json(), "items": list(rows)}
+        return answers.whole(Usage, customer=customer, **days.fields(), items=[Used(**row) for row in rows])
 
     async def wait_for(self, position: int) -> None:
         """Wait a little until the replica is there; a problem if it is not."""
@@ -232,17 +223,17 @@ class Desk:
         backlog = read_backlog(self.home.sinks_path) if self.home["invoices.http_url"] else None
         return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble(), backlog)
 
-    def ready(self) -> Freshness:
+    def ready(self) -> Fresh:
         """How fresh the replica is; a problem if it cannot be read, has stopped or is stale."""
         with self._reader.read() as snapshot:
-            fresh = self._freshness(self._answers(snapshot).moment)
+            fresh = self._answers(snapshot).fresh
         trouble = self.trouble()
         if trouble is not None:
-            raise Problem(503, f"the replica does not go on: {trouble.text}", headers=RETRY, more=fresh.as_json())
+            raise Problem(503, f"the replica does not go on: {trouble.text}", headers=RETRY, more=asdict(fresh))
         if fresh.staleness_ms is None:
-            raise Problem(503, "no pipeline has ever run here", headers=RETRY, more=fresh.as_json())
+            raise Problem(503, "no pipeline has ever run here", headers=RETRY, more=asdict(fresh))
         if fresh.staleness_ms > READY_STALENESS_MS_MAX:
-            raise Problem(503, self._why_stale(fresh), headers=RETRY, more=fresh.as_json())
+            raise Problem(503, self._why_stale(fresh), headers=RETRY, more=asdict(fresh))
         return fresh
 
     def _diagnosis(self, beat: Heartbeat | None, replicas: Sequence[Presence]) -> Diagnosis | None:
@@ -250,10 +241,11 @@ class Desk:
         with suppress(OpentabError), self._reader.read() as snapshot:
             moment = self._answers(snapshot).moment
             batches = list(last_batches(snapshot, moment.place.position, BATCHES + 1))
-            return diagnose(batches, moment.record, beat, replicas)
+            found = diagnose(batches, moment.record, beat, replicas)
+            return msgspec.convert(msgspec.to_builtins(found), type=Diagnosis) if found else None
         return None
 
-    def _sink(self, now_us: int) -> dict[str, object] | None:
+    def _sink(self, now_us: int) -> Sink | None:
         """What the deliverer last said, while invoices are delivered over HTTP."""
         if not self.home["invoices.http_url"]:
             return None
@@ -262,19 +254,19 @@ class Desk:
         def age_ms(at_us: int | None) -> int | None:
             return None if at_us is None else max(0, (now_us - at_us) // 1000)
 
-        return {
-            "age_ms": age_ms(said.at_us if said else None),
-            "position": said.position if said else 0,
-            "waiting": said.waiting if said else 0,
-            "stuck": said.stuck if said else 0,
-            "delivered": said.delivered if said else 0,
-            "oldest_ms": age_ms(said.oldest_us if said else None),
-            "delivered_ms": age_ms(said.delivered_us if said else None),
-            "gone": said.gone if said else False,
-            "error": said.error if said else None,
-        }
+        return Sink(
+            age_ms=age_ms(said.at_us if said else None),
+            position=said.position if said else 0,
+            waiting=said.waiting if said else 0,
+            stuck=said.stuck if said else 0,
+            delivered=said.delivered if said else 0,
+            oldest_ms=age_ms(said.oldest_us if said else None),
+            delivered_ms=age_ms(said.delivered_us if said else None),
+            gone=said.gone if said else False,
+            error=said.error if said else None,
+        )
 
-    def _why_stale(self, fresh: Freshness) -> str:
+    def _why_stale(self, fresh: Fresh) -> str:
         beat = self._pulse.beat()
         age = f"the answers are {(fresh.staleness_ms or 0) / 1000:.0f} s old"
         if beat is None or (_now_us() - beat.at_us) / 1000 > READY_STALENESS_MS_MAX:
@@ -291,7 +283,7 @@ class Desk:
             if moment.meta is None:
                 raise ReplicaError("the replica is being made", retry_helps=True)
             self._moment = moment
-        return Answers(snapshot, moment, self._archive, take_turn)
+        return Answers(snapshot, moment, self._archive, self._freshness(moment), take_turn)
 
     def _asked(self, ask: Ask, answers: Answers) -> Any:
         if self._is_local:
@@ -299,7 +291,7 @@ class Desk:
         with reading(self._ledger):
             return ask(answers)
 
-    def _freshness(self, moment: Moment) -> Freshness:
+    def _freshness(self, moment: Moment) -> Fresh:
         """How fresh answers are; found out once a millisecond, not once an answer."""
         beat, now_us = self._pulse.beat(), _now_us()
         known, now_ms = self._fresh, now_us // 1000
@@ -309,7 +301,7 @@ class Desk:
         self._fresh = (moment, beat, now_ms, fresh)
         return fresh
 
-    def _headers(self, fresh: Freshness, form: Form) -> dict[str, str]:
+    def _headers(self, fresh: Fresh, form: Form) -> dict[str, str]:
         """The same dict for as long as answers are as fresh."""
         if form is not AS_JSON:
             return _headers(fresh, form)
@@ -328,7 +320,7 @@ def _has_seen(tags: str, etag: str) -> bool:
     return etag in known or "*" in known
 
 
-def _headers(fresh: Freshness, form: Form) -> dict[str, str]:
+def _headers(fresh: Fresh, form: Form) -> dict[str, str]:
     kind = "" if form.media == JSON else f"-{form.media.partition('/')[2]}"
     return {
         "content-type": form.media,

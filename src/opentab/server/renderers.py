@@ -7,10 +7,10 @@ import csv
 import hashlib
 import io
 from html import escape
-from typing import Any
 
 import msgspec
 
+from opentab.api.answers import Invoices, OneInvoice
 from opentab.core.periods import Calendar, day_of_number, first_day, last_day
 from opentab.ledger.invoice_json import Statement, StatementLine, changes
 from opentab.runtime.csv_cells import guarded
@@ -51,7 +51,7 @@ def form_wanted(format_: str | None, accept: str | None, calendar: Calendar) -> 
     if name == "csv":
         return Form(FORMATS[name], _as_csv, {"vary": "accept"})
     if name == "html":
-        return Form(FORMATS[name], lambda body: _as_page(_statements(body), calendar).encode(), PAGE_HEADERS)
+        return Form(FORMATS[name], lambda answer: _as_page(_statements(answer), calendar).encode(), PAGE_HEADERS)
     return Form(AS_JSON.media, AS_JSON.write, {"vary": "accept"})
 
 
@@ -80,17 +80,18 @@ def _weight(parameters: list[str]) -> float:
     return 1.0
 
 
-def _statements(body: dict[str, Any]) -> list[Statement]:
+def _statements(answer: Invoices | OneInvoice) -> list[Statement]:
     """The invoices of an answer: one, or a list of them."""
-    return msgspec.convert(body.get("items", [body]), type=list[Statement])
+    found = answer.items if isinstance(answer, Invoices) else [answer]
+    return msgspec.convert(found, type=list[Statement], from_attributes=True)
 
 
-def _as_csv(body: dict[str, Any]) -> bytes:
+def _as_csv(answer: Invoices | OneInvoice) -> bytes:
     """One row a line; what belongs to the invoice as a whole stands on each of its lines."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(CSV_COLUMNS)
-    for s in _statements(body):
+    for s in _statements(answer):
         for line in s.lines:
             facts = [s.period, s.customer, s.revision, s.currency, s.total, s.previous_total, s.delta]
             own = [line.kind, line.period or s.period, line.type, line.amount, line.events]

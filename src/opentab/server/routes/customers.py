@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Response
+from msgspec.structs import asdict
 
+from opentab.api.answers import Current, Customers, CustomerTotal, OnePeriodTotal, Usage
 from opentab.server.answers import LIST_MAX, Answers
 from opentab.server.params import CustomerPart, FirstDay, LastDay, PeriodPart, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.paths import name_of
 from opentab.server.queries import Conditions, Desk
-from opentab.server.schemas import ANSWER_PROBLEMS, Customer, Customers, Total, Usage
+from opentab.server.schemas import answer
 
 GROUPS = "^((day|type)(,(day|type))*)?$"
 
@@ -18,7 +20,7 @@ GROUPS = "^((day|type)(,(day|type))*)?$"
 def add_routes(api: FastAPI, desk: Desk) -> None:
     asking = conditions_of(desk)
 
-    @api.get("/v1/customers", response_model=Customers, responses=ANSWER_PROBLEMS, tags=["totals"])
+    @api.get("/v1/customers", responses=answer(Customers), tags=["totals"])
     def customers(
         period: PeriodQuery = None,
         prefix: Annotated[str, Query(max_length=256, description="names that begin like this")] = "",
@@ -31,33 +33,36 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
     ) -> Response:
         """The customers of a period by name, or the thousand with the largest totals, a page at a time."""
 
-        def ask(answers: Answers) -> Any:
+        def ask(answers: Answers) -> Customers:
             of = period or answers.moment.current_period
             if of is None:
-                items = []
+                items = list[CustomerTotal]()
             elif order == "-total":
                 items = answers.top_customers(of, prefix=prefix, after=after, limit=limit)
             else:
                 items = answers.customers(of, prefix=prefix, after=after, limit=limit)
-            return {"period": of, "items": items}
+            return answers.whole(Customers, period=of, items=items)
 
         return sent(desk.answer(ask, conditions))
 
-    @api.get("/v1/customers/{customer}", response_model=Customer, responses=ANSWER_PROBLEMS, tags=["totals"])
+    @api.get("/v1/customers/{customer}", responses=answer(Current), tags=["totals"])
     def customer(customer: CustomerPart, conditions: Conditions = asking) -> Response:
         """The current period's running total, the other open periods, and the last closed ones."""
         name = name_of(customer)
         return sent(desk.answer(lambda answers: answers.at_a_glance(name), conditions))
 
-    @api.get(
-        "/v1/customers/{customer}/periods/{period}", response_model=Total, responses=ANSWER_PROBLEMS, tags=["totals"]
-    )
+    @api.get("/v1/customers/{customer}/periods/{period}", responses=answer(OnePeriodTotal), tags=["totals"])
     def customer_period(customer: CustomerPart, period: PeriodPart, conditions: Conditions = asking) -> Response:
         """One period of a customer, open or closed."""
         name, of = name_of(customer), period
-        return sent(desk.answer(lambda answers: answers.total_json(of, name), conditions))
 
-    @api.get("/v1/customers/{customer}/usage", response_model=Usage, responses=ANSWER_PROBLEMS, tags=["totals"])
+        def ask(answers: Answers) -> OnePeriodTotal | None:
+            found = answers.total(of, name)
+            return answers.whole(OnePeriodTotal, **asdict(found)) if found else None
+
+        return sent(desk.answer(ask, conditions))
+
+    @api.get("/v1/customers/{customer}/usage", responses=answer(Usage), tags=["totals"])
     def customer_usage(
         customer: CustomerPart,
         first: FirstDay = None,

@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse
+from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 
+from opentab.api.answers import Receipt, Result, Taken
 from opentab.core.errors import OpentabError
 from opentab.core.records import Spot
 from opentab.ledger.outcomes import Fate
@@ -19,11 +21,11 @@ from opentab.server.event_schema import request_body
 from opentab.server.guard import TOKEN_CUSTOMER, holder_of
 from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, Verdict, split
 from opentab.server.limits import BytesUnderWay
-from opentab.server.params import EventPart, body_of, conditions_of, sent
+from opentab.server.params import EventPart, body_of, conditions_of, sent, told
 from opentab.server.paths import name_of
 from opentab.server.problem import Problem
 from opentab.server.queries import Conditions, Desk
-from opentab.server.schemas import EVENT_PROBLEMS, RECEIPT_PROBLEMS, Receipt, Taken
+from opentab.server.schemas import EVENT_PROBLEMS, RECEIPT_PROBLEMS, answer, sends
 
 EVENT_MEDIA = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
 RETRY = {"retry-after": "5"}
@@ -40,8 +42,11 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
     @api.post(
         "/v1/events",
         status_code=202,
-        response_model=Taken,
-        responses={200: {"description": "all that were accepted are in the journal", "model": Taken}, **EVENT_PROBLEMS},
+        responses={
+            **sends(Taken, 202),
+            **sends(Taken, description="all that were accepted are in the journal"),
+            **EVENT_PROBLEMS,
+        },
         openapi_extra=request_body(desk.home),
         tags=["events"],
     )
@@ -60,17 +65,18 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
         Each event of a batch gets its own verdict, and the batch is answered with 202 whatever they are.
         """
         deadline = time.monotonic() + min(timeout, wait_seconds_max)
-        taken = await _take(request, intake, under_way, book if wait else None)
+        written = await _write(request, intake, under_way, book if wait else None)
         if wait is None:
-            return JSONResponse(_body(taken.verdicts), status_code=202)
-        with_id = {spot: taken.verdicts[index].has_id for index, spot in taken.spots.items()}
-        fates = await book.wait(with_id, after=taken.after, deadline=deadline)
+            return told(_taken(written.verdicts), 202)
+        with_id = {spot: written.verdicts[index].has_id for index, spot in written.spots.items()}
+        fates = await book.wait(with_id, after=written.after, deadline=deadline)
         if fates is None:
-            return JSONResponse({**_body(taken.verdicts), "committed": False}, status_code=202)
-        known = {index: fates[spot] for index, spot in taken.spots.items()}
-        return JSONResponse(_body(taken.verdicts, known) | _committed(known), status_code=200)
+            return told(_taken(written.verdicts, committed=False), 202)
+        known = {index: fates[spot] for index, spot in written.spots.items()}
+        latest = max((fate.batch for fate in known.values()), default=UNSET)
+        return told(_taken(written.verdicts, known, committed=True, position=latest))
 
-    @api.get("/v1/events/{event_id}", response_model=Receipt, responses=RECEIPT_PROBLEMS, tags=["events"])
+    @api.get("/v1/events/{event_id}", responses=answer(Receipt, RECEIPT_PROBLEMS), tags=["events"])
     def event(
         request: Request,
         event_id: EventPart,
@@ -92,7 +98,7 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, book: Book) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Written:
     """What became of a request's events."""
 
     verdicts: list[Verdict]
@@ -100,7 +106,7 @@ class _Taken:
     after: int | None  # the journal's position before, where somebody asked for it
 
 
-async def _take(request: Request, intake: Intake, under_way: BytesUnderWay, book: Book | None) -> _Taken:
+async def _write(request: Request, intake: Intake, under_way: BytesUnderWay, book: Book | None) -> _Written:
     """Read a request's events, judge them, and write those that are good; raises a problem where that cannot be."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media not in EVENT_MEDIA:
@@ -117,25 +123,28 @@ async def _take(request: Request, intake: Intake, under_way: BytesUnderWay, book
             verdicts = await run_in_threadpool(intake.judge, lines)
             accepted = [index for index, verdict in enumerate(verdicts) if verdict.reason is None]
             if not accepted and not is_batch:
-                raise Problem(422, f"the event cannot be taken: {verdicts[0].detail}", more=_body(verdicts))
+                more = msgspec.to_builtins(_taken(verdicts))
+                raise Problem(422, f"the event cannot be taken: {verdicts[0].detail}", more=more)
             after = await book.position() if book and accepted else 0
             found = await asyncio.wrap_future(intake.append([lines[i] for i in accepted])) if accepted else []
         except Overloaded as error:
             raise Problem(error.status, str(error), headers=RETRY) from None
         except OpentabError as error:
             raise Problem(503, str(error), headers=RETRY) from None
-    return _Taken(verdicts, dict(zip(accepted, found, strict=True)), after)
+    return _Written(verdicts, dict(zip(accepted, found, strict=True)), after)
 
 
-def _body(verdicts: list[Verdict], known: dict[int, Fate] | None = None) -> dict[str, Any]:
-    accepted = sum(verdict.reason is None for verdict in verdicts)
-    results = [verdict.as_json() for verdict in verdicts]
-    for index, fate in (known or {}).items():
-        why = {"reason": fate.reason, "detail": fate.detail} if fate.reason else {}
-        results[index] |= {"state": fate.state, "batch": fate.batch, **why}
-    return {"accepted": accepted, "results": results}
+def _taken(verdicts: list[Verdict], known: dict[int, Fate] | None = None, **committed: Any) -> Taken:
+    """What became of the events, as far as it is known."""
+    accepted, fates = sum(verdict.reason is None for verdict in verdicts), known or {}
+    return Taken(accepted, [_result(verdict, fates.get(at)) for at, verdict in enumerate(verdicts)], **committed)
 
 
-def _committed(known: dict[int, Fate]) -> dict[str, Any]:
-    latest = max((fate.batch for fate in known.values()), default=None)
-    return {"committed": True, **({"position": latest} if latest else {})}
+def _result(verdict: Verdict, fate: Fate | None) -> Result:
+    if verdict.reason is not None:
+        return Result(False, verdict.reason, verdict.detail)
+    if fate is None:
+        return Result(True)
+    if fate.reason:
+        return Result(True, fate.reason, fate.detail, fate.state, fate.batch)
+    return Result(True, state=fate.state, batch=fate.batch)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 
+from opentab.api.answers import Session
 from opentab.runtime.config import Home
-from opentab.server.params import body_of
+from opentab.server.params import body_of, told
 from opentab.server.problem import Problem
-from opentab.server.schemas import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, Session
+from opentab.server.schemas import PROBLEM_503, SESSION_BODY, SESSION_PROBLEMS, sends
 from opentab.server.session import COOKIE_TOKEN, cookie_of, no_cookie
 from opentab.server.tokens import Gate, Token, TokenRefused
 
@@ -20,20 +18,20 @@ NO_STORE = {"cache-control": "no-store"}
 
 
 def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
-    def told(token: Token | None) -> dict[str, Any]:
-        return {
-            "tokens": gate is not None,
-            "role": str(token.role) if token else None,
-            "customer": token.customer if token else None,
-            "currency": home["billing.currency"],
-            "zone": home["billing.zone"],
-        }
+    def session_of(token: Token | None) -> Session:
+        return Session(
+            tokens=gate is not None,
+            role=str(token.role) if token else None,
+            customer=token.customer if token else None,
+            currency=home["billing.currency"],
+            zone=home["billing.zone"],
+        )
 
     def is_secure(request: Request) -> bool:
         # What a proxy says of itself in headers, anybody could say.
         return request.url.scheme == "https" or bool(home["server.behind_https_proxy"])
 
-    @api.get("/session", response_model=Session, responses=PROBLEM_503, tags=["page"])
+    @api.get("/session", responses={**sends(Session), **PROBLEM_503}, tags=["page"])
     def session(request: Request) -> Response:
         """Whether a token is needed here, who the browser's own one is of, and how to show money and days."""
         token = None
@@ -42,9 +40,9 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
                 token = gate.check(request.scope.get(COOKIE_TOKEN, ""))
             except TokenRefused:
                 token = None
-        return JSONResponse(told(token), headers=NO_STORE)
+        return told(session_of(token), headers=NO_STORE)
 
-    @api.post("/session", response_model=Session, responses=SESSION_PROBLEMS, openapi_extra=SESSION_BODY, tags=["page"])
+    @api.post("/session", responses={**sends(Session), **SESSION_PROBLEMS}, openapi_extra=SESSION_BODY, tags=["page"])
     async def sign_in(request: Request) -> Response:
         """Keep a token in a cookie that no script can read; it is good for reads only."""
         if gate is None:
@@ -58,7 +56,7 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
         except TokenRefused as refused:
             raise Problem(401, str(refused)) from None
         cookie = cookie_of(text, secure=is_secure(request))
-        return JSONResponse(told(token), headers={**NO_STORE, "set-cookie": cookie})
+        return told(session_of(token), headers={**NO_STORE, "set-cookie": cookie})
 
     @api.delete("/session", status_code=204, tags=["page"])
     def sign_out(request: Request) -> Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec.structs import asdict
 from pydantic import StringConstraints
 
+from opentab.api.answers import LiveCustomer, LiveCustomers, LiveTotal, LiveTotals, LiveTypes
 from opentab.core.events import CUSTOMER_BYTES_MAX
 from opentab.server.answers import Answers
 from opentab.server.feed import Feed, always
@@ -46,40 +48,39 @@ def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
         if not feed.has_room(holder):
             raise Problem(429, "there are too many streams open", headers=RETRY)
 
-        def look() -> tuple[int, dict[str, object], object]:
+        def look() -> tuple[int, object, object]:
             if overview is None:
-                return desk.look(lambda answers: _touched(answers, customer))
-            position, answer, state = desk.look(lambda answers: answers.overview(currency))
+                kind = LiveTypes if not customer else LiveCustomer if len(customer) == 1 else LiveCustomers
+                fresh, found = desk.look(lambda answers: _touched(answers, customer))
+                return fresh.position, kind(**found, **asdict(fresh)), found
+            fresh, found = desk.look(lambda answers: answers.overview(currency))
             # The pipeline's sign of life moves on all the time: it is told, but is no reason to tell.
-            return position, {**answer, **desk.pipeline()}, state
+            return fresh.position, {**found, **asdict(fresh), **desk.pipeline()}, found
 
-        def fresh() -> dict[str, object]:
-            return desk.pulse() if overview is None else {**desk.pulse(), **desk.pipeline()}
+        def sign_of_life() -> object:
+            return desk.pulse() if overview is None else {**asdict(desk.pulse()), **desk.pipeline()}
 
         messages = feed.stream(
             look,
             last_seen=min(last_seen, POSITION_MAX) if last_seen else None,
             holder=holder,
             is_good=request.scope.get(TOKEN_IS_GOOD, always),
-            pulse=fresh if pulse is not None else None,
+            pulse=sign_of_life if pulse is not None else None,
         )
         return StreamingResponse(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-def _touched(answers: Answers, customers: list[str]) -> dict[str, object]:
+def _touched(answers: Answers, customers: list[str]) -> dict[str, Any]:
     """What a stream looks at: the periods of a customer or of several that are not final, or all types."""
     if not customers:
         return {"types": list(answers.types())}
+    looked_at = [LiveTotals(customer, _live(answers, customer)) for customer in customers]
     current = {"current_period": answers.moment.current_period}
-    if len(customers) == 1:
-        return {**_of_customer(answers, customers[0]), **current}
-    return {"customers": [_of_customer(answers, customer) for customer in customers], **current}
+    return {**(asdict(looked_at[0]) if len(looked_at) == 1 else {"customers": looked_at}), **current}
 
 
-def _of_customer(answers: Answers, customer: str) -> dict[str, object]:
+def _live(answers: Answers, customer: str) -> list[LiveTotal]:
     live = [period for period in answers.moment.periods if answers.moment.status(period) != "final"]
-    totals = [total for period in live if (total := answers.total_json(period, customer)) is not None]
-    for total in totals:
-        # They move with every batch; the message as a whole says them.
-        del total["position"], total["watermark"]
-    return {"customer": customer, "totals": totals}
+    totals = [total for period in live if (total := answers.total(period, customer)) is not None]
+    # Position and watermark move with every batch: the message as a whole says them.
+    return [LiveTotal(*(getattr(total, name) for name in LiveTotal.__struct_fields__)) for total in totals]

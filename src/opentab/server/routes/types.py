@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Response
 
+from opentab.api.answers import Types
 from opentab.server.answers import Answers
 from opentab.server.params import FirstDay, LastDay, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.paths import name_of
 from opentab.server.queries import Conditions, Desk
-from opentab.server.schemas import ANSWER_PROBLEMS, Types
+from opentab.server.schemas import answer
 
 Group = Annotated[str, Query(description="day: one total for each day", pattern="^(day)?$", examples=["day"])]
 
@@ -18,7 +19,7 @@ Group = Annotated[str, Query(description="day: one total for each day", pattern=
 def add_routes(api: FastAPI, desk: Desk) -> None:
     asking = conditions_of(desk)
 
-    @api.get("/v1/types", response_model=Types, responses=ANSWER_PROBLEMS, tags=["totals"])
+    @api.get("/v1/types", responses=answer(Types), tags=["totals"])
     def types(
         period: PeriodQuery = None,
         first: FirstDay = None,
@@ -29,7 +30,7 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         """Running totals by type and period, or over a range of days, by the events' own days."""
         return sent(desk.answer(_question(period, first, last, group), conditions))
 
-    @api.get("/v1/types/{type}", response_model=Types, responses=ANSWER_PROBLEMS, tags=["totals"])
+    @api.get("/v1/types/{type}", responses=answer(Types), tags=["totals"])
     def one_type(
         type: str,
         period: PeriodQuery = None,
@@ -48,13 +49,13 @@ def _question(period: str | None, first: str | None, last: str | None, group: st
     if ranged and period is not None:
         days = days.within(period)
 
-    def ask(answers: Answers) -> Any:
+    def ask(answers: Answers) -> Types | None:
         if ranged:
             items = answers.types_of_days(days.first, days.last, by_day="day" in days.group, type_=type_)
         else:
             items = list(answers.types(period, type_=type_))
         if type_ is not None and not items:
             return None
-        return {**(days.as_json() if ranged else {}), "items": items}
+        return answers.whole(Types, **(days.fields() if ranged else {}), items=items)
 
     return ask
