@@ -433,14 +433,14 @@ def test_reads_of_the_ledger_take_turns(tmp_path: Path, monkeypatch: pytest.Monk
             ]
             one, other, *others = holders
             many = [asyncio.create_task(get(usage, one)) for _ in range(60)]
-            refused = [await first for first in islice(asyncio.as_completed(many), 56)]
-            assert refused == [(429, "2")] * 56
+            refused = [await first for first in islice(asyncio.as_completed(many), 52)]
+            assert refused == [(429, "2")] * 52
             assert [await get(path, one) for path in ("/healthz", read)] == [(200, None)] * 2
             freed = [answer for answer in await asyncio.gather(*many) if answer != (429, "2")]
-            assert freed == [(503, "5")] * 4, "a time-out frees whoever asked"
+            assert freed == [(503, "5")] * 8, "a time-out frees whoever asked"
             too_many = [await get(usage, one), *await asyncio.gather(*(get(usage, b) for b in others * 3))]
             assert too_many.count((429, "2")) == 1, "they still run"
-            assert too_many.count((503, "2")) == 9, "so many wait for all together"
+            assert too_many.count((503, "2")) == 5, "so many wait for all together"
             assert [await get(path, other) for path in ("/healthz", read)] == [(200, None)] * 2
             assert len(running) == 2
             goes_on.set()

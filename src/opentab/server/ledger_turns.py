@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from opentab.server.problem import Problem
 
 RUNNING_MAX = 2
-WAITING_MAX = 14
-HOLDER_MAX = 4  # running or waiting, of one token; without tokens, of one address
+WAITING_MAX = 22
+HOLDER_MAX = 8  # running or waiting, of one token; without tokens, of one address. A browser asks five at once
 WAIT_SECONDS_MAX = 10.0
 RETRY = {"retry-after": "2"}
 

@@ -39,7 +39,9 @@ async function read(answer) {
   throw new Refused(answer.status, body.detail ?? answer.statusText);
 }
 
-/** Ask again and again for something that others change, but not too often; one question at a time. */
+let turn = Promise.resolve();
+
+/** Ask again and again for something that others change, but not too often; one question at a time, whoever asks. */
 export class Refreshed {
   #busy = false;
   #again = false;
@@ -62,10 +64,12 @@ export class Refreshed {
       this.#again = false;
       this.#last = performance.now();
       try {
-        if (!this.signal.aborted) await this.ask();
+        const mine = turn.then(() => this.signal.aborted || this.ask());
+        turn = mine.catch(() => {});
+        await mine;
       } catch (error) {
-        if (error.name === "AbortError" || error instanceof Refused) continue;
-        this.#again = true; // not reached: once more, after the pause
+        if (error.name === "AbortError" || (error instanceof Refused && error.status !== 429)) continue;
+        this.#again = true; // not reached, or too many at once: once more, after the pause
       }
     }
     this.#busy = false;
