@@ -39,7 +39,7 @@ PACED_PER_SECOND = 2_000
 REDIS_TURN_SECONDS = 2.0  # beside a pipeline: so many short turns as fit in
 POLL_SECONDS = 0.1
 LOAD_SECONDS_MIN = 1.0  # before that wrk has nothing to say
-RATIO_MIN = 0.2
+RATIO_MIN = 0.15
 P99_MS_MAX = 10.0
 
 NO_READS = "no reads"
