@@ -99,7 +99,7 @@ def open_session(home: Home) -> SparkSession:
     java = find_java()
     version = check_spark()
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = python_of_tasks(home)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if home.tasks_are_here:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -150,6 +150,11 @@ def _check_connector(session: SparkSession, home: Home) -> None:
     except MachineError:
         session.stop()
         raise
+
+
+def python_of_tasks(home: Home) -> str:
+    """The interpreter of Spark's workers. PySpark itself looks at the variable alone, so the setting becomes one."""
+    return home.spark.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:
