@@ -23,7 +23,7 @@ from opentab.runtime.java import find_java
 from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
 from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
-    check_connector,
+    check_kafka_source,
     check_spark,
     checkpoint_files,
     pyspark_version,
@@ -105,9 +105,9 @@ def open_session(home: Home) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = settings_of(home, reads_rows=home.kafka is not None)
     if home.kafka is not None:
-        check_connector(home["kafka.connector"], version)
+        check_kafka_source(home["kafka.connector"], settings, version)
         packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
-        settings["spark.jars.packages"] = ",".join(name for name in packages if name)
+        settings |= {"spark.jars.packages": ",".join(filter(None, packages))} if any(packages) else {}
     log4j = _write_log4j(home.logs_path)
     _send_logs_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")

@@ -278,8 +278,8 @@ SETTINGS = [
     Setting("kafka", "tls_cert", '""', _text_or_nothing, "our certificate chain (PEM), where the brokers ask for one"),
     Setting("kafka", "tls_key", '""', _text_or_nothing, "its private key (PEM)"),
     Setting(
-        "kafka", "connector", '"org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"', _text,
-        "Spark's Kafka source, fetched when the pipeline starts on Kafka",
+        "kafka", "connector", '"org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"', _text_or_nothing,
+        'Spark\'s Kafka source, fetched when the pipeline starts on Kafka; "": it is among the jars',
     ),
     Setting(
         "pipeline", "batch_events_max", "2000000", _count,
