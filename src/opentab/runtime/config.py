@@ -339,6 +339,10 @@ SETTINGS = [
     ),
     Setting("server", "request_timeout", '"30s"', _some_time, "a request without an answer by then gets 503"),
     Setting(
+        "server", "ready_staleness_max", '"off"', _off_or_duration,
+        "/readyz answers 503 where answers are older than this; a duration or \"off\"",
+    ),
+    Setting(
         "server", "streams_max", "20", _count,
         "live streams that one token may have open at a time, on each worker",
     ),
