@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo clean test test-unit test-lowest check format bench performance chaos release lock golden screenshots
+.PHONY: help setup demo clean test test-unit test-lowest check format image-check deploy-check bench performance chaos release lock golden screenshots
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,13 @@ chaos:  ## kill every part of a real cluster in turn, for half an hour or so; th
 	@scripts/setup chaos
 	@$(BIN)/opentab chaos --out opentab-chaos --json opentab-chaos/chaos.json
 
+image-check:  ## build the image of Debian's packages with buildah and run the demo inside of it; needs root
+	@sh deploy/check/image.sh
+
+deploy-check: setup  ## the compose file and the manifests by their own programs' types, every panel by Prometheus; needs Go
+	@cd deploy/check && go run . ..
+	@$(BIN)/python deploy/check/panels.py
+
 ##@ Measure
 
 bench:  ## measure all that opentab bench can beside its peers, for two hours; installs wrk, Redis, Kafka and Flink
@@ -67,6 +74,8 @@ lock: setup  ## resolve the dependencies anew (needs uv)
 	  --upgrade -o requirements-newest-spark.lock && \
 	  $$uv pip compile -q pyproject.toml --resolution lowest-direct --extra tools --group dev --universal \
 	  --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade -o requirements-lowest.lock && \
+	  $$uv pip compile -q pyproject.toml -c requirements.lock --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  -o requirements-image.lock && \
 	  for group in uv flink build; do \
 	    $$uv pip compile -q --group $$group --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	      --upgrade -o requirements-$$group.lock || exit 1; \

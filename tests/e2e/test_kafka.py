@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from opentab.runtime.heartbeat import read_heartbeat
 from opentab.server.intake import Intake
 from opentab.sinks.rejections import dead_letters
 from opentab_tools.servers.broker import Broker
+from opentab_tools.servers.jars import connector_jars
 from processes import position, streams, wait_for
 from product import event, json_lines, opentab
 
@@ -145,6 +147,21 @@ def test_the_whole_way(broker: Broker, tmp_path: Path) -> None:
     assert events.returncode in (0, 2), events.stderr
     lines = opentab("tail", "--no-follow", "-n", "4", home=home).stdout.splitlines()
     assert len(lines) == 4
+
+
+def test_kafka_without_maven(broker: Broker, tmp_path: Path) -> None:
+    """The jars that docs/kafka.md names are all that Spark lacks, and nothing is fetched."""
+    jars = connector_jars()
+    named = re.findall(
+        r"`([a-z0-9-]+?)(?:_2\.13)?-[0-9.]+\.jar`", (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
+    )
+    assert [re.sub(r"(_2\.13)?-[0-9.]+\.jar$", "", jar.name) for jar in jars] == sorted(named)
+    given = f'[spark]\njars = "{",".join(map(str, jars))}"\n"jars.ivy" = "{tmp_path}/ivy"\n'
+    home = home_on(broker, tmp_path / "home", f'[kafka]\nconnector = ""\n{given}')
+    append(home, event("emma", "1.25"))
+    opentab("run", "--once", home=home)
+    assert total(home) == "1.250000"
+    assert not (tmp_path / "ivy").exists()
 
 
 def test_the_audit_counts_once_on_a_topic(kafka_home: Home) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -20,10 +21,13 @@ from ledgers import bill, new_home
 from opentab.core.errors import ConfigError
 from opentab.ledger.journal import Journal
 from opentab.log import DirectoryLog, Producer
-from opentab.replica.flags import read_trouble
+from opentab.replica.flags import read_following, read_trouble, write_following
+from opentab.replica.reader import Reader
 from opentab.runtime import config
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat, write_heartbeat
+from opentab.server.problem import Problem
+from opentab.server.queries import Desk
 from opentab.server.serve import Tls, check_tls
 from opentab.server.tokens import Role, issue, read_key
 from processes import check_exact, on_its_own_disk, serving, streams, wait_for
@@ -70,12 +74,9 @@ def test_the_pipeline_is_killed_under_a_running_server(tmp_path: Path) -> None:
         for path in ENDPOINTS:
             assert httpx.get(url + path, timeout=10).status_code == 200, path
         assert total(url, "ann") == "1.500000"
-        refused = httpx.get(f"{url}/readyz")
-        assert refused.status_code == 503
-        assert "the pipeline gives no sign of life" in refused.json()["detail"]
+        assert httpx.get(f"{url}/readyz").status_code == 200, "a replica answers without a pipeline"
         pipeline = start(home)
         wait_for(lambda: total(url, "ann") == "3.750000", "it was back and had caught up")
-        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it was ready again")
         pipeline.terminate()
         pipeline.communicate()
         check_exact(home)
@@ -156,6 +157,51 @@ def test_a_ledger_that_does_not_add_up_stops_the_replica_and_readyz_says_so(tmp_
         assert "the entries of batch 2 come to 0 rows" in refused.json()["detail"]
         assert (total(url, "ann"), position(url)) == ("1.000000", 1), "the last state that was right"
         assert "opentab_replica_in_trouble 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_a_replica_is_ready_once_its_follower_has_caught_up_and_while_it_lives(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    with serving(home, workers=1) as url:
+        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it was ready without a pipeline")
+        following = read_following(home.replica_path)
+        assert following is not None and following.caught_up
+        os.kill(following.pid, signal.SIGKILL)
+        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 503, "a follower was missed")
+        wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 200, "another one had caught up")
+    write_following(home.replica_path, caught_up=False)  # this process lives
+    ready = Desk(home, Reader(home.replica_path)).ready
+    with pytest.raises(Problem, match="its follower has not caught up yet"):
+        ready()
+    write_following(home.replica_path, caught_up=True)
+    assert ready().position == 1
+
+
+def test_age_counts_for_readiness_where_a_limit_is_set(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", f'{SETTINGS}[server]\nready_staleness_max = "1ms"\n')
+    bill(home, event("ann", "1.00"))
+    with serving(home, workers=1) as url:
+        wait_for(lambda: position(url) == 1, "it was there")
+        refused = httpx.get(f"{url}/readyz")
+        assert refused.status_code == 503
+        assert "s old: the pipeline gives no sign of life" in refused.json()["detail"]
+        assert total(url, "ann") == "1.000000"
+
+
+def test_readyz_for_ingest_asks_the_log_too(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home", SETTINGS)
+    bill(home, event("ann", "1.00"))
+    with serving(home, workers=1) as url:
+        wait_for(lambda: httpx.get(f"{url}/readyz?for=ingest").status_code == 200, "it was ready")
+        log_id = (home.log_path / "id").read_text()
+        (home.log_path / "id").write_text("another log's")
+        wait_for(lambda: httpx.get(f"{url}/readyz?for=ingest").status_code == 503, "the log was missed")
+        refused = httpx.get(f"{url}/readyz?for=ingest").json()
+        assert refused["detail"].startswith("events cannot be taken: ") and refused["position"] == 1
+        assert httpx.get(f"{url}/readyz").status_code == 200, "reads go on"
+        (home.log_path / "id").write_text(log_id)
+        wait_for(lambda: httpx.get(f"{url}/readyz?for=ingest").status_code == 200, "it was ready again")
+        assert httpx.get(f"{url}/readyz?for=nothing").status_code == 422
 
 
 def test_a_full_disk_keeps_the_replica_where_it_is_and_space_lets_it_go_on(tmp_path: Path) -> None:

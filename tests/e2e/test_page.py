@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -11,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 import msgspec
@@ -145,7 +148,7 @@ def test_totals_tick_without_a_reload_and_equal_the_api(url: str, scene: Scene, 
         "([text]) => new Intl.NumberFormat('en-GB', {style: 'currency', currency: 'EUR', minimumFractionDigits: 6}).format(text)",
         [before],
     )
-    assert emma.inner_text() == shown
+    expect(card(page, "emma").locator(".exact")).to_have_text(f"exactly {shown}")
     assert page.evaluate("window.never_reloaded")
     for stamp in page.locator(".stamp").all():
         expect(stamp).to_have_attribute("data-state", "fresh")
@@ -153,7 +156,29 @@ def test_totals_tick_without_a_reload_and_equal_the_api(url: str, scene: Scene, 
 
 def test_amounts_use_the_locale_of_the_browser(url: str, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url}/?customer=emma", locale="de-DE")
-    expect(card(page, "emma").locator(".total")).to_have_text(api_total(url, "emma").replace(".", ",") + "\u00a0€")
+    expect(card(page, "emma").locator(".total")).to_have_text(
+        rounded(api_total(url, "emma")).replace(".", ",") + "\u00a0€"
+    )
+
+
+def rounded(total: str) -> str:
+    """As an invoice in euros rounds it."""
+    return str(Decimal(total).quantize(Decimal("0.01"), ROUND_HALF_EVEN))
+
+
+def test_every_number_of_the_page_is_rounded_as_on_the_invoice(
+    url: str, scene: Scene, open_page: Callable[..., Page]
+) -> None:
+    amounts = {"up": "8.089800", "even": "8.125000", "odd": "8.135000", "whole": "8.130000", "credit": "-0.004000"}
+    scene.bill(*(event(name, amount, "2026-02-19T22:00:00Z", "CALL") for name, amount in amounts.items()))
+    page = open_page(f"{url}/?{urlencode([('pin', name) for name in amounts])}", locale="en-US")
+    for name, amount in amounts.items():
+        own, shown = card(page, name), f"€{rounded(amount)}" if name != "credit" else "€0.00"
+        expect(own.locator(".total")).to_have_text(shown)
+        expect(own.locator(".split tbody td").first).to_have_text(shown)
+        exactly = f"€{amount}".replace("€-", "-€")
+        expect(own.locator(".total")).to_have_attribute("title", exactly)
+        expect(own.locator(".exact")).to_have_text(f"exactly {exactly}" if name != "whole" else "\u00a0")
 
 
 def test_the_timestamp_is_red_soon_after_the_pipeline_died_and_green_again(
@@ -255,6 +280,20 @@ def test_the_management_page_says_what_the_api_says(url: str, scene: Scene, open
     expect(page.locator(".samples tbody tr").first).to_contain_text("1e3")
     scene.bill(event("noah", "7.00", "2026-02-19T23:30:00Z"))
     expect(revenue).not_to_have_attribute("data-total", february["total"])
+
+
+def test_more_types_than_colours_share_one(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    types = [f"type_{letter}" for letter in "abcdefghijkl"]
+    scene = Scene(new_home(tmp_path / "home", SETTINGS.replace("[billing]", f"[billing]\ntypes = {json.dumps(types)}")))
+    scene.bill(*(event("emma", f"{n}.00", "2026-02-19T12:00:00Z", each) for n, each in enumerate(types, start=1)))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        page = open_page(f"{base}/management")
+        expect(page.locator(".legend li")).to_have_text([*types[4:], "4 other types"])
+        drawn = page.get_by_role("img", name="Usage by type in").locator("rect:not(.touch)")
+        expect(drawn).to_have_count(9)
+        # The last part, of the colour that is shared, is as high as the types 1 to 4 together: 10 of 78.
+        heights = [float(rect.get_attribute("height") or 0) for rect in drawn.all()]
+        assert heights[-1] / sum(heights) == pytest.approx(10 / 78, abs=0.01)
 
 
 def test_the_operations_page_shows_the_flow_and_each_batch(
@@ -366,6 +405,83 @@ def ready(page: Page, view: str) -> None:
         expect(page.locator(".chart-stack svg g").first).to_be_attached()
 
 
+def test_an_empty_home_shows_how_to_send_the_first_event(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        pages = [open_page(base + path) for path in ("/", "/management", "/operations")]
+        for page in pages:
+            expect(page.get_by_role("heading", name="Send the first event")).to_be_visible()
+            expect(page.get_by_text("opentab ingest")).to_be_visible()
+            assert Axe().run(page).violations_count == 0
+        curl = pages[0].get_by_text("curl ").inner_text()
+        assert curl.startswith(f"curl {base}/v1/events ")
+        assert json.loads(subprocess.check_output(shlex.split(f"{curl} --silent")))["accepted"] == 1
+        terminal = pages[0].get_by_text("opentab ingest").inner_text()
+        assert shlex.split(terminal)[2:] == ["|", "opentab", "ingest", "--home", "DIR"]
+        scene.bill(shlex.split(terminal)[1])
+        for page in pages:
+            expect(page.get_by_role("heading", name="Send the first event")).to_be_hidden()
+        expect(pages[0].locator(".chip")).to_contain_text("ann")
+
+
+def test_the_search_finds_names_of_all_months_in_capitals_or_not(
+    tmp_path: Path, open_page: Callable[..., Page]
+) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    scene.bill(event("Emma GmbH", "1.00", "2026-01-10T00:00:00Z"), event("ÉMILE", "2.00", "2026-01-10T00:00:00Z"))
+    scene.bill(event("emma", "3.00", "2026-02-19T00:00:00Z"), event("noah", "4.00", "2026-02-19T00:00:00Z"))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        wait_for(lambda: position(base) == scene.position, "the replica was there")
+        page = open_page(f"{base}/", locale="en-GB")
+        field, options = page.get_by_role("combobox"), page.get_by_role("option")
+        for typed in ("emm", "EMM", "eMM"):
+            field.fill(typed)
+            expect(options).to_have_text(["emma€3.00", "Emma GmbHJan 2026 €1.00"])
+        field.fill("émi")
+        expect(options).to_have_text(["ÉMILEJan 2026 €2.00"])
+        field.fill("emma g")
+        expect(options).to_have_text(["Emma GmbHJan 2026 €1.00"])
+        options.click()
+        expect(card(page, "Emma GmbH")).to_be_visible()
+        field.fill("nobody")
+        expect(options).to_contain_text(["No name begins like that."])
+        answer = httpx.get(f"{base}/v1/customers?any_month=true&prefix=n&period=2026-01")
+        assert (answer.status_code, answer.json()["detail"]) == (422, "any_month goes with prefix and limit alone")
+
+
+def test_an_event_is_looked_up_by_its_id(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    good = {**json.loads(event("emma", "8.0898", "2026-01-19T12:00:00Z")), "id": "a/1"}
+    scene.bill(json.dumps(good), json.dumps({**good, "id": "a2", "type": "<b>FAX</b>"}))
+    scene.bill(event("noah", "1.00", "2026-02-03T00:00:00Z"))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        wait_for(lambda: position(base) == scene.position, "the replica was there")
+        page = open_page(f"{base}/events", size=(390, 800))
+        page.get_by_label("Event id").fill("a/1")
+        page.keyboard.press("Enter")
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("Counted")
+        expect(facts).to_contain_text("€8.09")
+        expect(facts.get_by_title("€8.089800")).to_be_visible()
+        place = httpx.get(f"{base}/v1/events/a%2F1").json()["place"]
+        expect(facts).to_contain_text(place)
+        expect(facts.get_by_role("link", name="January 2026, revision 1")).to_be_visible()
+        assert Axe().run(page).violations_count == 0
+        page.get_by_label("Event id").fill("a2")
+        page.get_by_role("button", name="Look up").click()
+        expect(facts).to_contain_text("Rejected")
+        expect(page.get_by_role("region", name="Rejections of this id")).to_contain_text("unknown_type")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.get_by_label("Event id").fill("a3")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status").filter(has_text="No event")).to_contain_text("within the dedupe window.")
+        page.go_back()
+        expect(facts).to_contain_text("Rejected")
+        page.goto(f"{base}/events?id=a/1")
+        page.get_by_role("link", name="emma").click()
+        expect(card(page, "emma")).to_be_visible()
+
+
 def test_the_keyboard_is_enough(url: str, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url}/management")
     expect_live(page)
@@ -420,6 +536,38 @@ def test_screenshots(
             ready(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
         page.screenshot(path=folder / f"{view}-{name}-{scheme}.png", full_page=True)
+
+
+# What two texts of a box, or a text and its box, have in common that they should not.
+COLLISIONS = """() => [...document.querySelectorAll(".flow-node")].flatMap((node) => {
+  const place = (each) => each.getBoundingClientRect(), box = place(node.querySelector("rect"));
+  const texts = [...node.querySelectorAll("text")];
+  const cut = texts.filter((text) => place(text).left < box.left || place(text).right > box.right);
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top + 4 < b.bottom && b.top + 4 < a.bottom;
+  const met = texts.flatMap((one, n) => texts.slice(n + 1).filter((other) => meet(place(one), place(other))));
+  return [...cut, ...met].map((text) => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 820, 1440])
+def test_nothing_overlaps_and_no_total_is_hidden(url: str, open_page: Callable[..., Page], width: int) -> None:
+    page = open_page(f"{url}/operations", size=(width, 800), locale="en-US")
+    expect(page.locator(".flow")).to_contain_text(re.compile("[AP]M"))
+    expect(page.locator(".flow-node.up")).to_have_count(5)
+    assert page.evaluate(COLLISIONS) == []
+    page.goto(f"{url}/management")
+    ready(page, "management")
+    page.get_by_text("In numbers").click()
+    for region, header in (("Months", "Total"), ("Usage by type and month", "Together")):
+        table = page.get_by_role("region", name=region, exact=True)
+        expect(table.get_by_role("columnheader").nth(1)).to_have_text(header)
+        for total in table.locator("tbody td:nth-child(2)").all():
+            box = total.bounding_box()
+            assert box is not None and box["x"] + box["width"] <= width, f"{region}: a total is hidden"
+        table.evaluate("(each) => { each.scrollLeft = each.scrollWidth }")
+        month = table.locator("tbody th").first.bounding_box()
+        assert month is not None and month["x"] >= 0, f"{region}: the month scrolls away"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_month_closes_and_a_late_event_revises_it(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,7 @@ from opentab.runtime.heartbeat import read_heartbeat
 from opentab.simulator.bills import bills_by_own_month, invoiced_by_own_month
 from opentab.simulator.generator import Plan, generate, read_bills, read_rejections
 from opentab.simulator.invoice_ticker import all_statements
-from product import event
+from product import event, opentab
 from wire_lines import REFUSED
 
 MONTHS = {"months": 2, "first_period": "2026-01", "events_per_customer": 200, "seed": 7}
@@ -423,3 +424,17 @@ def test_sparks_driver_asks_whoever_calls_it_for_a_secret(spark: Any) -> None:
     inside = spark._jvm.org.apache.spark.SparkEnv.get().securityManager()
     assert inside.isAuthenticationEnabled()
     assert inside.isEncryptionEnabled()
+
+
+def test_tasks_run_on_the_python_that_the_settings_name(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    called = tmp_path / "called"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with (home.path / "opentab.toml").open("a") as settings:
+        settings.write(f'[spark]\npyspark.python = "{python}"\n')
+    opentab("ingest", home=home, stdin=event("ann", "1.00"))
+    opentab("run", "--once", home=home, PYSPARK_PYTHON="/nowhere/python")
+    assert "opentab.billing.daemon" in called.read_text()
+    assert journal_of(home).position == 1

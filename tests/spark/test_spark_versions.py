@@ -24,6 +24,7 @@ from opentab.runtime.spark_inside import (
     OLDEST,
     batch_end,
     check_connector,
+    check_kafka_source,
     check_spark,
     check_version,
     checkpoint_files,
@@ -184,6 +185,17 @@ def test_a_connector_for_another_spark() -> None:
 
 def test_the_default_connector_fits_the_pinned_version(home: Home) -> None:
     check_connector(home["kafka.connector"], locked("requirements.lock"))
+
+
+def test_a_kafka_source_among_the_jars() -> None:
+    name = "spark-sql-kafka-0-10_2.13-{}.jar"
+    check_kafka_source("", {"spark.jars": f"/jars/kafka-clients-3.9.0.jar,/jars/{name.format('4.0.0')}"}, "4.0.5")
+    check_kafka_source("", {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"}, "4.0.5")
+    check_kafka_source("", {"spark.driver.extraClassPath": "/opt/kafka/*"}, "4.0.5")
+    with pytest.raises(MachineError, match="none of Spark's jars is its Kafka source"):
+        check_kafka_source("", {"spark.jars": "/jars/kafka-clients-3.9.0.jar"}, "4.0.5")
+    with pytest.raises(MachineError, match=r"is for Spark 4\.0\.0, and pyspark 4\.3\.0 is installed"):
+        check_kafka_source("", {"spark.jars": f"/jars/{name.format('4.0.0')}"}, "4.3.0")
 
 
 def test_offsets_of_a_form_that_is_not_known(tmp_path: Path) -> None:

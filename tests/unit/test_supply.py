@@ -55,7 +55,10 @@ def test_lists_name_what_is_fetched() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["requirements.lock", *(f"requirements-{x}.lock" for x in ("newest-spark", "lowest", "uv", "build", "flink"))],
+    [
+        "requirements.lock",
+        *(f"requirements-{x}.lock" for x in ("newest-spark", "lowest", "image", "uv", "build", "flink")),
+    ],
 )
 def test_every_package_of_a_lock_has_hashes(name: str) -> None:
     text = (ROOT / name).read_text().replace("\\\n", " ")

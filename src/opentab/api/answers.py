@@ -120,6 +120,7 @@ class CustomerTotal(Shape, frozen=True):
     total: Amount
     events: Count
     last_event: Instant | None
+    period: Annotated[Period | UnsetType, _says("the newest one of this customer, where all months were asked")] = UNSET
 
 
 class Customers(Fresh, frozen=True):
@@ -419,6 +420,7 @@ class Session(Shape, frozen=True):
     customer: str | None
     currency: str
     zone: str
+    types: Annotated[list[str], _says("of events; empty where a token is needed and none was given")] = []
 
 
 class Alive(Shape, frozen=True):

@@ -23,7 +23,7 @@ from opentab.runtime.java import find_java
 from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
 from opentab.runtime.spark_inside import (
     INSIDE_SETTINGS,
-    check_connector,
+    check_kafka_source,
     check_spark,
     checkpoint_files,
     pyspark_version,
@@ -99,15 +99,15 @@ def open_session(home: Home) -> SparkSession:
     java = find_java()
     version = check_spark()
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = python_of_tasks(home)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if home.tasks_are_here:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = settings_of(home, reads_rows=home.kafka is not None)
     if home.kafka is not None:
-        check_connector(home["kafka.connector"], version)
+        check_kafka_source(home["kafka.connector"], settings, version)
         packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
-        settings["spark.jars.packages"] = ",".join(name for name in packages if name)
+        settings |= {"spark.jars.packages": ",".join(filter(None, packages))} if any(packages) else {}
     log4j = _write_log4j(home.logs_path)
     _send_logs_to(home.logs_path / "pipeline.log")
     extra = settings.get("spark.driver.extraJavaOptions", "")
@@ -150,6 +150,11 @@ def _check_connector(session: SparkSession, home: Home) -> None:
     except MachineError:
         session.stop()
         raise
+
+
+def python_of_tasks(home: Home) -> str:
+    """The interpreter of Spark's workers. PySpark itself looks at the variable alone, so the setting becomes one."""
+    return home.spark.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
 
 
 def settings_of(home: Home, *, reads_rows: bool) -> dict[str, str]:

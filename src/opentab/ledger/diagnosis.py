@@ -31,7 +31,7 @@ COLLECTING_SHARE_MIN = 0.1  # from which on Spark's UI shows it in red
 SMALL_FILES_MIN = 500  # a commit takes several times as long as over few files
 SILENT_US_MIN = 60_000_000  # a partition may be quiet for a minute
 LAGGING_US_MIN = 3_600_000_000  # event time differs between producers, but not by an hour
-REPLICA_MS_MAX = 10_000.0  # from which on /readyz says that a replica is stale
+REPLICA_MS_MAX = 10_000.0  # from which on a replica is called stale
 
 UNITS = ((86_400_000.0, "d"), (3_600_000.0, "h"), (60_000.0, "min"))
 TASK_STEPS = ("reading", "decoding", "deduping", "tallying", "staging")  # of the busiest task

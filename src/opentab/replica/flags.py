@@ -1,6 +1,7 @@
-"""Two small files next to a replica's copy, by which its processes tell each other what is wrong.
+"""Small files next to a replica's copy, by which its processes tell each other how it is.
 
-`trouble.json` is the follower's: what keeps it from going on, for those who are asked whether all is well.
+`following.json` is the follower's: who it is, and whether it has had all of the ledger since it began.
+`trouble.json` is the follower's, too: what keeps it from going on, for those who are asked whether all is well.
 `damage.json` is any reader's: that the copy is damaged, for the follower, which begins anew.
 """
 
@@ -12,10 +13,27 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 DAMAGE_NAME = "damage.json"
+FOLLOWING_NAME = "following.json"
 
-Said = TypeVar("Said", "Trouble", "Damage")
+Said = TypeVar("Said", "Following", "Trouble", "Damage")
+
+
+class Following(msgspec.Struct, frozen=True):
+    """The process that writes the copy."""
+
+    pid: int
+    began: float  # when the process began: a number is given to others, too
+    caught_up: bool
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            return bool(psutil.Process(self.pid).create_time() == self.began)
+        except psutil.Error:
+            return False
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -30,6 +48,19 @@ class Damage(msgspec.Struct, frozen=True):
 
     text: str
     inode: int  # of the copy: a report that comes late may be of the one before
+
+
+def write_following(replica: Path, *, caught_up: bool) -> None:
+    """Say that this process writes the copy."""
+    # Where the disk is full, the replica stays what it was for those who ask.
+    with suppress(OSError):
+        began = psutil.Process().create_time()
+        _replace(replica / FOLLOWING_NAME, Following(os.getpid(), began, caught_up))
+
+
+def read_following(replica: Path) -> Following | None:
+    """Who writes the copy, or was the last to do it."""
+    return _read(replica / FOLLOWING_NAME, Following)
 
 
 def write_trouble(replica: Path, text: str, *, now_us: int) -> None:
@@ -72,7 +103,7 @@ def clear_damage(replica: Path) -> None:
     (replica / DAMAGE_NAME).unlink(missing_ok=True)
 
 
-def _replace(path: Path, said: Trouble | Damage) -> None:
+def _replace(path: Path, said: Following | Trouble | Damage) -> None:
     aside = path.with_suffix(f".{os.getpid()}.new")
     aside.write_bytes(msgspec.json.encode(said))
     aside.replace(path)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from opentab.core.errors import OpentabError, ReplicaDamaged
-from opentab.replica.flags import clear_trouble, write_trouble
+from opentab.replica.flags import clear_trouble, write_following, write_trouble
 from opentab.replica.follower import Follower
 from opentab.replica.presence import tell
 from opentab.runtime import config
@@ -34,6 +34,8 @@ def follow(home: Home, *, parent: int) -> None:
     follower = Follower(home)
     seen: list[object] | None = None
     told = 0.0
+    caught_up = False
+    write_following(home.replica_path, caught_up=False)
     ledger = home.ledger
     poll_seconds = POLL_SECONDS if ledger.is_local else BUCKET_POLL_SECONDS
     tell_seconds = TELL_SECONDS if ledger.is_local else BUCKET_TELL_SECONDS
@@ -54,8 +56,11 @@ def follow(home: Home, *, parent: int) -> None:
         except ReplicaDamaged as damage:
             sys.stderr.write(f"opentab: {damage.fact}; it is rebuilt from the ledger\n")
             follower.begin_anew()
-            seen = None
+            seen, caught_up = None, False
+            write_following(home.replica_path, caught_up=False)
         except OpentabError as error:
+            if not error.retry_helps:
+                write_following(home.replica_path, caught_up=False)
             write_trouble(home.replica_path, str(error), now_us=time.time_ns() // 1000)
             if not error.retry_helps:
                 raise
@@ -64,6 +69,9 @@ def follow(home: Home, *, parent: int) -> None:
         else:
             seen = now
             clear_trouble(home.replica_path)
+            if not caught_up:
+                write_following(home.replica_path, caught_up=True)
+                caught_up = True
 
 
 if __name__ == "__main__":

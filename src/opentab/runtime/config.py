@@ -278,8 +278,8 @@ SETTINGS = [
     Setting("kafka", "tls_cert", '""', _text_or_nothing, "our certificate chain (PEM), where the brokers ask for one"),
     Setting("kafka", "tls_key", '""', _text_or_nothing, "its private key (PEM)"),
     Setting(
-        "kafka", "connector", '"org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"', _text,
-        "Spark's Kafka source, fetched when the pipeline starts on Kafka",
+        "kafka", "connector", '"org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"', _text_or_nothing,
+        'Spark\'s Kafka source, fetched when the pipeline starts on Kafka; "": it is among the jars',
     ),
     Setting(
         "pipeline", "batch_events_max", "2000000", _count,
@@ -338,6 +338,10 @@ SETTINGS = [
         "how many final months a replica keeps; older ones are answered from the ledger",
     ),
     Setting("server", "request_timeout", '"30s"', _some_time, "a request without an answer by then gets 503"),
+    Setting(
+        "server", "ready_staleness_max", '"off"', _off_or_duration,
+        "/readyz answers 503 where answers are older than this; a duration or \"off\"",
+    ),
     Setting(
         "server", "streams_max", "20", _count,
         "live streams that one token may have open at a time, on each worker",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from zipfile import ZipFile
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 OLDEST, NEWEST = (4, 0), (4, 3)
 INSTALL_HINT = 'install one of them: pip install "pyspark>=4.0,<4.4"'
+
+# As a file, or as Maven names it.
+KAFKA_JAR = re.compile(r"spark-sql-kafka-0-10_2\.\d+[-:](\d+\.\d+\S*?)(?:\.jar)?$")
 
 Main = Callable[[BinaryIO, BinaryIO], None]
 
@@ -86,8 +89,19 @@ def check_jars(jars: Path, version: str) -> None:
             raise lacks(version, name)
 
 
+def check_kafka_source(connector: str, settings: Mapping[str, str], version: str) -> None:
+    """Raise where Spark's Kafka source is missing or for another Spark: it would fail with the name of a class.
+
+    It is fetched as Maven names it, or it is among the jars that Spark is given. What stands in a class path of the
+    operator's own is not looked at.
+    """
+    if connector:
+        check_connector(connector, version)
+    elif not any(f"spark.{part}.extraClassPath" in settings for part in ("driver", "executor")):
+        _check_kafka_jar(settings, version)
+
+
 def check_connector(connector: str, version: str) -> None:
-    """Raise where Spark's Kafka source is for another Spark: it would fail with the name of a class."""
     group, _, rest = connector.partition(":")
     artifact, _, of_connector = rest.partition(":")
     is_sparks = group == "org.apache.spark" and artifact.startswith("spark-sql-kafka")
@@ -95,6 +109,22 @@ def check_connector(connector: str, version: str) -> None:
         raise MachineError(
             f"kafka.connector is for Spark {of_connector}, and pyspark {version} is installed",
             hint=f'set connector = "{group}:{artifact}:{version}" under [kafka]',
+        )
+
+
+def _check_kafka_jar(settings: Mapping[str, str], version: str) -> None:
+    given = [name for key in ("jars", "jars.packages") for name in settings.get(f"spark.{key}", "").split(",")]
+    found = [KAFKA_JAR.search(name) for name in [*given, *(jar.name for jar in jars_path().glob("*.jar"))]]
+    of_jar = next((match[1] for match in found if match), None)
+    if of_jar is None:
+        raise MachineError(
+            "kafka.connector is empty, and none of Spark's jars is its Kafka source",
+            hint="name its jars in jars under [spark], or take the line with connector out",
+        )
+    if minor_of(of_jar) != minor_of(version):
+        raise MachineError(
+            f"the jar of Spark's Kafka source is for Spark {of_jar}, and pyspark {version} is installed",
+            hint=f"take the one for Spark {version}",
         )
 
 

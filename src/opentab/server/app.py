@@ -88,7 +88,7 @@ def build(home: Home) -> App:
     feed = Feed(reader, counters.streams, per_token_max=home["server.streams_max"], stopping=stopping)
     stream.add_routes(api, desk, feed)
     events.add_routes(api, desk, intake, book)
-    health.add_routes(api, desk, counters)
+    health.add_routes(api, desk, intake, counters)
     session.add_routes(api, home, gate)
     page.add_routes(api)
     install_document(api)

@@ -23,7 +23,7 @@ import msgspec
 from opentab.billing.log_check import LogCheck
 from opentab.core.periods import to_us
 from opentab.core.records import Spot
-from opentab.log import Appends, open_producer
+from opentab.log import Appends, open_log, open_producer
 from opentab.log.directory import SEGMENT_BYTES_MAX, SEGMENT_LINES_MAX
 from opentab.runtime import crash
 from opentab.runtime.config import Home
@@ -84,6 +84,8 @@ class Intake:
         self._home = home
         self._pulse = Pulse(home.ledger)
         self._log_check = LogCheck(home)
+        # A check and a log are for one thread at a time: these are for those who ask whether events would be taken.
+        self._ready_check, self._log, self._checking = LogCheck(home), open_log(home), threading.Lock()
         self._rules = home.rules
         self._calendar = home.calendar
         self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
@@ -117,11 +119,7 @@ class Intake:
             if not self._started:
                 self._thread.start()
                 self._started = True
-            if (
-                self._waiting_requests >= WAITING_REQUESTS_MAX
-                or self._waiting_bytes + waiting.bytes > WAITING_BYTES_MAX
-            ):
-                raise Overloaded(503, f"the log is slow: {self._waiting_requests:,} requests are waiting for it")
+            self._check_queue(waiting.bytes)
             self._waiting_requests += 1
             self._waiting_bytes += waiting.bytes
             self._waiting.put(waiting)
@@ -138,11 +136,24 @@ class Intake:
         if shutil.disk_usage(place).free < FREE_BYTES_MIN:
             raise Overloaded(503, "the disk of the log is nearly full")
 
+    def check(self) -> None:
+        """Raise what keeps an event that came now out of the log: Overloaded, or the log's own trouble."""
+        self.check_room()
+        with self._lock:
+            self._check_queue(0)
+        with self._checking:
+            self._ready_check.check()
+            self._log.find_id()  # Kafka's brokers must answer
+
     def close(self) -> None:
         """Write what is waiting, and end."""
         if self._started:
             self._waiting.put(None)
             self._thread.join()
+
+    def _check_queue(self, more_bytes: int) -> None:
+        if self._waiting_requests >= WAITING_REQUESTS_MAX or self._waiting_bytes + more_bytes > WAITING_BYTES_MAX:
+            raise Overloaded(503, f"the log is slow: {self._waiting_requests:,} requests are waiting for it")
 
     def _run(self) -> None:
         """Write until `close`. Any error here is a bug, and ends the process: without this thread no event

@@ -20,7 +20,7 @@ from opentab.ledger.diagnosis import BATCHES, diagnose
 from opentab.ledger.journal import Journal
 from opentab.ledger.usage import usage
 from opentab.replica.batches import last_batches
-from opentab.replica.flags import Trouble, read_trouble
+from opentab.replica.flags import Trouble, read_following, read_trouble
 from opentab.replica.presence import Presence
 from opentab.replica.reader import Reader
 from opentab.replica.store import Snapshot
@@ -36,7 +36,7 @@ from opentab.server.problem import Problem
 from opentab.sinks.delivery_status import read_backlog
 from opentab.tables.error_text import reading
 
-READY_STALENESS_MS_MAX = 10_000
+BEAT_MS_MAX = 10_000  # a pipeline that has been silent for longer gives no sign of life
 WAIT_SECONDS_MAX = 5.0
 WAIT_STEP_SECONDS = 0.01
 RETRY = {"retry-after": "1"}
@@ -224,17 +224,28 @@ class Desk:
         return LedgerCollector(moment, self._pulse.beat(), _now_us(), self.trouble(), backlog)
 
     def ready(self) -> Fresh:
-        """How fresh the replica is; a problem if it cannot be read, has stopped or is stale."""
+        """How fresh the replica is; a problem unless it can be read, and its follower lives and has caught up once.
+
+        A replica goes on answering while the pipeline is down, so age counts only where a limit is set.
+        """
         with self._reader.read() as snapshot:
             fresh = self._answers(snapshot).fresh
-        trouble = self.trouble()
-        if trouble is not None:
-            raise Problem(503, f"the replica does not go on: {trouble.text}", headers=RETRY, more=asdict(fresh))
-        if fresh.staleness_ms is None:
-            raise Problem(503, "no pipeline has ever run here", headers=RETRY, more=asdict(fresh))
-        if fresh.staleness_ms > READY_STALENESS_MS_MAX:
-            raise Problem(503, self._why_stale(fresh), headers=RETRY, more=asdict(fresh))
+        why = self._why_not_ready(fresh)
+        if why is not None:
+            raise Problem(503, why, headers=RETRY, more=asdict(fresh))
         return fresh
+
+    def _why_not_ready(self, fresh: Fresh) -> str | None:
+        following, trouble = read_following(self.home.replica_path), self.trouble()
+        if following is None or not following.is_alive or not following.caught_up:
+            state = "has not caught up yet" if following is not None and following.is_alive else "has ended"
+            return f"the replica does not go on: {trouble.text if trouble else f'its follower {state}'}"
+        limit = self.home["server.ready_staleness_max"]
+        if limit is None:
+            return None
+        if fresh.staleness_ms is None:
+            return "no pipeline has ever run here"
+        return self._why_stale(fresh) if fresh.staleness_ms > limit.total_seconds() * 1000 else None
 
     def _diagnosis(self, beat: Heartbeat | None, replicas: Sequence[Presence]) -> Diagnosis | None:
         """Why batches are slow or late, as far as our own replica knows them."""
@@ -269,7 +280,7 @@ class Desk:
     def _why_stale(self, fresh: Fresh) -> str:
         beat = self._pulse.beat()
         age = f"the answers are {(fresh.staleness_ms or 0) / 1000:.0f} s old"
-        if beat is None or (_now_us() - beat.at_us) / 1000 > READY_STALENESS_MS_MAX:
+        if beat is None or (_now_us() - beat.at_us) / 1000 > BEAT_MS_MAX:
             return f"{age}: the pipeline gives no sign of life"
         if beat.position > fresh.position:
             return f"{age}: the replica is {beat.position - fresh.position} batches behind"

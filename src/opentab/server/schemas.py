@@ -65,6 +65,7 @@ def _problems(**reasons: str) -> Responses:
 
 
 PROBLEM_503 = _problems(_503="not ready, and why")
+READY_PROBLEMS = _problems(_422="a parameter is wrong", _503="not ready, and why")
 ANSWER_PROBLEMS: Responses = {
     304: {"description": "you have this answer already"},
     **_problems(

@@ -40,6 +40,13 @@ def kafka_jars() -> Path:
     return fetch_jars("kafka-4.1.0", KAFKA)
 
 
+def connector_jars() -> list[Path]:
+    """What Spark lacks to read Kafka, as files for its setting `spark.jars`."""
+    spark = {path.name.rpartition("-")[0] for path in (spark_home() / "jars").glob("*.jar")}
+    found = fetch_jars("connector-4.0.0", (CONNECTOR,))
+    return sorted(path for path in found.glob("*.jar") if path.name.rpartition("-")[0] not in spark)
+
+
 def fetch_jars(name: str, modules: tuple[str, ...]) -> Path:
     """A directory with the jars of these modules and of all that they need: all of them, or none."""
     jars = _cache() / name
@@ -157,6 +164,7 @@ def _main() -> None:
     """Fetch all that the tests and `opentab chaos` need."""
     try:
         kafka_jars()
+        connector_jars()
         fetch_connector()
     except MachineError as error:
         sys.exit(f"opentab: {error}")

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 
 from opentab.api.answers import Alive, Ready
+from opentab.core.errors import OpentabError
+from opentab.server.intake import Intake, Overloaded
 from opentab.server.metrics import Counters, exposition
 from opentab.server.params import told
-from opentab.server.queries import Desk
-from opentab.server.schemas import PROBLEM_503, sends
+from opentab.server.problem import Problem
+from opentab.server.queries import RETRY, Desk
+from opentab.server.schemas import READY_PROBLEMS, sends
 
 
-def add_routes(api: FastAPI, desk: Desk, counters: Counters) -> None:
+def add_routes(api: FastAPI, desk: Desk, intake: Intake, counters: Counters) -> None:
     @api.get("/healthz", responses=sends(Alive), tags=["operating"])
     async def healthz() -> Response:
         """Alive."""
         return told(Alive("alive"))
 
-    @api.get("/readyz", responses={**sends(Ready), **PROBLEM_503}, tags=["operating"])
-    async def readyz() -> Response:
-        """Ready: the replica can be read, goes on, and is fresh; if not, why."""
-        return told(Ready("ready", **asdict(desk.ready())))
+    @api.get("/readyz", responses={**sends(Ready), **READY_PROBLEMS}, tags=["operating"])
+    async def readyz(
+        for_: Annotated[
+            Literal["ingest"] | None, Query(alias="for", description="whether events would be taken, too")
+        ] = None,
+    ) -> Response:
+        """Ready: the copy can be read, and its follower lives and has caught up once; if not, why.
+
+        Age counts only where `server.ready_staleness_max` is set.
+        """
+        fresh = asdict(desk.ready())
+        if for_ == "ingest":
+            try:
+                await run_in_threadpool(intake.check)
+            except (Overloaded, OpentabError) as error:
+                raise Problem(503, f"events cannot be taken: {error}", headers=RETRY, more=fresh) from None
+        return told(Ready("ready", **fresh))
 
     @api.get("/metrics", response_class=PlainTextResponse, tags=["operating"])
     def metrics() -> Response:

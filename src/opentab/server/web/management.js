@@ -4,7 +4,8 @@ import { get, path, Refreshed } from "./api.js";
 import { behind, Chart, legend, stacks } from "./chart.js";
 import { el, escaped, mark, name, say, table, wide } from "./dom.js";
 import { stamp } from "./freshness.js";
-import { axisMoney, height, money, moneyParts, sum } from "./money.js";
+import { amount, axisMoney, exactMoney, height, money, moneyParts, sum } from "./money.js";
+import { firstRun } from "./first_run.js";
 import { followOverview } from "./overview.js";
 import { Pace } from "./pace.js";
 import { badge, completeness, standing, waitsFor } from "./standing.js";
@@ -12,11 +13,12 @@ import { everyTick } from "./ticker.js";
 import { count, instant, month, plural, short } from "./words.js";
 
 const MONTHS_DRAWN = 6;
+const SERIES_MAX = 9; // as many colours as can be told apart
 const PACE_SECONDS = 60;
 const SAMPLES = 8;
 
 /** The view, live. */
-export function managementView({ signal }) {
+export function managementView({ session, signal }) {
   const pace = new Pace();
   let state = null;
 
@@ -28,10 +30,11 @@ export function managementView({ signal }) {
   const byType = new Chart({ height: 340, signal });
   const typeNames = el("div"), typeTable = el("div");
   const top = el("div"), months = el("div"), late = el("div");
-  const rejected = rejections(signal);
+  const rejected = rejections(signal), all = el("div", { class: "view" }), empty = firstRun(session, [all]);
 
   const show = (message) => {
     const first = state === null;
+    empty.show(message.position);
     state = message;
     if (first) get("/v1/batches?limit=200", signal).then((answer) => pace.seed(answer.items, message.events)).catch(() => {});
     pace.see(message.events);
@@ -39,6 +42,7 @@ export function managementView({ signal }) {
     const parts = moneyParts(current?.total ?? "0.000000").map((part) => el("span", { class: part.small }, part.text));
     revenue.value.replaceChildren(...parts);
     mark(revenue.value, "data-total", current?.total ?? "0.000000");
+    mark(revenue.value, "title", exactMoney(current?.total ?? "0.000000"));
     say(revenue.note, message.current_period ? month(message.current_period) : "No month yet");
     say(events.value, count(current?.events ?? 0));
     say(events.note, `${count(message.events)} since the beginning`);
@@ -54,27 +58,29 @@ export function managementView({ signal }) {
     const names = [...new Set(types.map((each) => each.type))].sort();
     const drawn = periods.slice(-MONTHS_DRAWN);
     const of = (period, type) => types.find((each) => each.period === period && each.type === type)?.total ?? "0.000000";
+    const series = seriesOf(names, (type) => sum(drawn.map(({ period }) => of(period, type))));
     const columns = drawn.map(({ period }) => ({
       label: month(period, "short"),
       title: `${month(period)}: ${names.map((type) => `${type} ${money(of(period, type))}`).join(", ")}`,
-      parts: names.map((type, series) => ({ value: height(of(period, type)), series })),
+      parts: series.map(({ types: own }, n) => ({ value: height(sum(own.map((type) => of(period, type)))), series: n })),
     }));
     const last = drawn.at(-1);
     byType.show(last ? `Usage by type in ${plural(drawn.length, "month")}. ${columns.at(-1).title}.` : "Nothing yet.", stacks({ columns, axis: axisMoney, gap: 0.45 }));
-    typeNames.replaceChildren(legend(names));
-    const rows = drawn.toReversed().map(({ period }) => [month(period), ...names.map((type) => money(of(period, type))), money(sum(names.map((type) => of(period, type))))]);
-    const columnNames = [{ title: "Month" }, ...[...names, "Together"].map((title) => ({ title, number: true }))];
+    typeNames.replaceChildren(legend(series.map((each) => each.name)));
+    const rows = drawn.toReversed().map(({ period }) => [month(period), amount(sum(names.map((type) => of(period, type)))), ...names.map((type) => amount(of(period, type)))]);
+    const columnNames = [{ title: "Month" }, ...["Together", ...names].map((title) => ({ title, number: true }))];
     const open = typeTable.querySelector("details")?.open;
     const node = behind("In numbers", wide("Usage by type and month", table("Usage by type and month", columnNames, rows, { unseenCaption: true })));
     if (open) node.open = true;
     if (document.activeElement?.closest("details") !== typeTable.firstChild || !typeTable.firstChild) typeTable.replaceChildren(node);
   };
   const drawMonths = ({ periods, current_period: current }) => {
-    const columns = ["Month", "State", "Total", "Customers", "Events", "Invoices", "Revisions", "Adjustments", "Complete"].map((title, n) => ({ title, number: n > 1 && n < 8 }));
+    // The total comes right after the month: it is seen on a phone, too, where the rest is scrolled to.
+    const columns = ["Month", "Total", "State", "Customers", "Events", "Invoices", "Revisions", "Adjustments", "Complete"].map((title, n) => ({ title, number: n === 1 || (n > 2 && n < 8) }));
     const rows = periods.toReversed().map((each) => [
-      month(each.period), stateCell(each, current), money(each.total), count(each.customers), count(each.events),
+      month(each.period), amount(each.total), stateCell(each, current), count(each.customers), count(each.events),
       each.invoices ? `${count(each.invoices)} for ${money(each.invoiced)}` : "none", count(each.revisions),
-      each.adjusted_events ? `${money(each.adjusted)} in ${plural(each.adjusted_events, "event")}` : "none",
+      each.adjusted_events ? el("span", {}, amount(each.adjusted), ` in ${plural(each.adjusted_events, "event")}`) : "none",
       el("div", { class: "meters" }, ...each.partitions.map((partition) => meter(each, partition))),
     ]);
     keepScroll(months, () => rows.length ? wide("Months", table("Months", columns, rows, { unseenCaption: true })) : el("p", { class: "quiet" }, "No month yet: nothing was billed."));
@@ -86,7 +92,7 @@ export function managementView({ signal }) {
     late.replaceChildren(el("dl", { class: "facts" },
       ...fact("Late events", count(lateEvents), all ? `came after their month had closed, of ${count(all)}` : ""),
       ...fact("Revisions", count(revisions), "invoices issued again for them"),
-      ...fact("Adjustments", money(adjusted), `${plural(adjustedEvents, "event")} of final months, billed in a later one`)));
+      ...fact("Adjustments", amount(adjusted), `${plural(adjustedEvents, "event")} of final months, billed in a later one`)));
   };
   const freshness = followOverview({ show, signal });
   const drawPace = () => {
@@ -102,8 +108,7 @@ export function managementView({ signal }) {
   };
   everyTick(drawPace, signal);
 
-  return el("div", { class: "view" },
-    el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Management"), stamp(freshness, signal, "Management")),
+  all.append(
     el("div", { class: "figures" }, revenue.node, rate.node, events.node, customers.node),
     el("div", { class: "two" },
       card("Usage by type", byType.node, typeNames, typeTable),
@@ -111,6 +116,18 @@ export function managementView({ signal }) {
     el("div", { class: "two" }, card("Events in the last minute", paceChart.node), card("Late", late)),
     card("Months", months),
     card("Rejected", rejected.node));
+  return el("div", { class: "view" },
+    el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Management"), stamp(freshness, signal, "Management")),
+    empty.node, all);
+}
+
+/** A colour for each type; of more types than colours, the largest have their own and the rest share one. */
+function seriesOf(names, totalOf) {
+  if (names.length <= SERIES_MAX) return names.map((name) => ({ name, types: [name] }));
+  const size = (name) => height(totalOf(name).replace("-", ""));
+  const own = new Set([...names].sort((a, b) => size(b) - size(a)).slice(0, SERIES_MAX - 1));
+  const rest = names.filter((name) => !own.has(name));
+  return [...names.filter((name) => own.has(name)).map((name) => ({ name, types: [name] })), { name: plural(rest.length, "other type"), types: rest }];
 }
 
 function figure(title, kind = "") {
@@ -133,7 +150,7 @@ function topTable({ top }) {
     const bar = el("span", { class: "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", Math.abs(height(each.total)) / largest);
     const link = el("a", { href: `/?${new URLSearchParams({ customer: each.customer })}` }, name(each.customer));
-    return [el("span", {}, link, bar), money(each.total), count(each.events)];
+    return [el("span", {}, link, bar), amount(each.total), count(each.events)];
   });
   return table("Largest tabs", [{ title: "Customer" }, { title: "Total", number: true }, { title: "Events", number: true }], rows, { unseenCaption: true });
 }

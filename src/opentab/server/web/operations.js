@@ -3,6 +3,7 @@
 import { get, Refreshed } from "./api.js";
 import { behind, Chart, legend, stacks } from "./chart.js";
 import { el, mark, say, table, wide } from "./dom.js";
+import { firstRun } from "./first_run.js";
 import { Flow } from "./flow.js";
 import { FRESH_MS_MAX, stamp } from "./freshness.js";
 import { followOverview } from "./overview.js";
@@ -12,15 +13,18 @@ import { everyTick, now } from "./ticker.js";
 import { ago, bytes, capital, clock, count, instant, plural, sentence, short, shortInstant, span } from "./words.js";
 
 const BATCHES_DRAWN = 90;
-const SERIES = [5, 2, 0, 7, 1, 3, 8, 4, 6];
+const SERIES = [8, 0, 1, 2, 3, 4, 5, 6, 7]; // waiting has the most muted one
 const STEPS = ["waiting", "reading", "decoding", "deduping", "tallying", "staging", "planning", "overhead", "committing"];
 const STEP_NAMES = ["waiting in the log", "reading", "decoding", "deduping", "tallying", "staging", "planning by Spark (the one before)", "Spark around the tasks", "committing (the one before)"];
 
 /** The view, live; it goes on with the last known numbers. */
-export function operationsView({ signal }) {
+export function operationsView({ session, signal }) {
   const pace = new Pace(), flow = new Flow(signal);
   const figures = el("div"), sparkUi = el("p", { class: "quiet" }), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
   const charts = batchCharts(signal), delays = el("div", { class: "delays" });
+  const batchCard = el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node, delays);
+  const partitionCard = el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions);
+  const empty = firstRun(session, [batchCard, partitionCard]);
   let state = null, beat = null;
 
   const batches = new Refreshed(async () => {
@@ -31,6 +35,7 @@ export function operationsView({ signal }) {
   const show = (message) => {
     if (message.position !== state?.position) batches.wanted();
     state = message;
+    empty.show(message.position);
     pace.see(message.events);
     pulse(message);
     drawPartitions(message);
@@ -41,10 +46,11 @@ export function operationsView({ signal }) {
   };
   const drawPartitions = ({ periods }) => {
     const known = periods.at(-1)?.partitions ?? [], holds = holder(known);
-    const rows = known.map((each) => [each.partition, instant(each.latest), instant(each.complete_upto), instant(each.arrived),
-      each.idle ? "silent: holds nothing back" : each === holds ? el("strong", { class: "holds" }, "holds the watermark back") : "ahead"]);
+    const rows = known.map((each) => [each.partition,
+      each.idle ? "silent: holds nothing back" : each === holds ? el("strong", { class: "holds" }, "holds the watermark back") : "ahead",
+      instant(each.latest), instant(each.complete_upto), instant(each.arrived)]);
     partitions.replaceChildren(rows.length
-      ? wide("Partitions of the log", table("Partitions of the log", [{ title: "Partition" }, { title: "Newest event" }, { title: "Complete up to" }, { title: "Last arrival" }, { title: "Watermark" }], rows, { unseenCaption: true }))
+      ? wide("Partitions of the log", table("Partitions of the log", [{ title: "Partition" }, { title: "Watermark" }, { title: "Newest event" }, { title: "Complete up to" }, { title: "Last arrival" }], rows, { unseenCaption: true }))
       : el("p", { class: "quiet" }, "Nothing was read from the log yet."));
   };
   const freshness = followOverview({ show, pulse, signal });
@@ -75,8 +81,7 @@ export function operationsView({ signal }) {
     el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Operations"), stamp(freshness, signal, "Operations")),
     alarm,
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
-    el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node, delays),
-    el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
+    empty.node, batchCard, partitionCard,
     el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas), sink);
 }
 
