@@ -69,6 +69,7 @@ class Job:
         log_id: str | None = None,
         is_ours: Callable[[], bool] = lambda: True,
         ends_once: Callable[[dict[str, int]], bool] = lambda offsets: False,
+        committed: Callable[[BatchRecord], None] = lambda record: None,
         clock: Clock = wall_clock,
     ) -> None:
         self.home = home
@@ -78,6 +79,7 @@ class Job:
         self.log_id = log_id  # of the source; every batch records it
         self.is_ours = is_ours  # asked before each commit: has another pipeline claimed the home?
         self.ends_once = ends_once  # asked of each batch: is it the last one of a `run --once`?
+        self._committed = committed  # told of each batch, also of those without events
         self.rules = home.rules
         self.held: dict[str, Held] = {}  # by partition
         self._clock = clock
@@ -170,6 +172,7 @@ class Job:
         self.journal.commit(record, files)
         self._commit_seconds = time.perf_counter() - committing
         self.last = record
+        self._committed(record)
         crash.moment("committed")
         self.source.release(self.offsets)
         crash.moment("archived")
@@ -247,6 +250,7 @@ class Job:
             raise fenced(record.batch)
         self.journal.commit(record, [])
         self.last = record
+        self._committed(record)
         return record
 
     def _count_once(self, batch: LogBatch, spec: TaskSpec) -> tuple[list[TaskResult], Repeats]:

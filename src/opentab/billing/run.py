@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from opentab import __version__
+from opentab.billing.batch_log import BatchLog
 from opentab.billing.bill import Job
 from opentab.billing.delivery import Delivery, deliver, publish_rejections
 from opentab.billing.garbage import GarbageWatch, executors_url
@@ -38,6 +41,7 @@ from opentab.ledger.repair import recover
 from opentab.log.directory import Clock, wall_clock
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat, Work, write_heartbeat
+from opentab.runtime.logs import TroubleLog, fields
 from opentab.runtime.spark_inside import is_stopped
 from opentab.sinks.rejections import dead_letters
 from opentab.tables.files import new_run
@@ -54,6 +58,8 @@ TASKS_SECONDS_MAX = 300.0  # how long a batch is tried again whose tasks fail
 ONCE_SECONDS_MAX = 60.0  # how long `--once` waits for brokers that do not answer
 BATCH_TIMES = 101  # whose median is told
 STOP_SECONDS_MAX = 30.0  # how long a batch or a closing that is under way may go on when the pipeline is to stop
+
+logger = logging.getLogger("opentab.billing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,8 @@ class Pipeline:
         self._upkeep: Upkeep | None = None
         self._garbage: GarbageWatch | None = None
         self._delivery: Delivery | None = None
+        self._batch_log = BatchLog()
+        self._trouble_log = TroubleLog(logger)
 
     def stop(self) -> None:
         """Ask the pipeline to end after the batch that is under way."""
@@ -121,18 +129,30 @@ class Pipeline:
 
     def run(self) -> Progress:
         """Run to the end. What was committed stays, however this ends."""
+        try:
+            progress = self._run()
+        except BaseException as error:
+            self._log_end(logging.ERROR, str(error) or type(error).__name__)
+            raise
+        self._log_end(logging.INFO, "told to stop" if self._stop_asked else "all of the log is billed")
+        return progress
+
+    def _run(self) -> Progress:
         lock = HomeLock(self.home.path, take_over=self.take_over)
         try:
             source = self._own_source or open_source(self.home, accept_loss=self.accept_loss)
             for sentence in recover(self.home.ledger):
                 self.say(sentence)
+                logger.warning("ledger repaired", extra=fields(reason=sentence))
             # Before the claim: a pipeline with another log must not stop the one that works on the ledger.
             journal, log_id = self._join_log(source)
             self._claim = Claim(self.home.ledger, self.run_id)
             self._job = Job(
                 self.home, journal, source, run=self.run_id, log_id=log_id, clock=self._clock,
                 is_ours=self._claim.is_ours, ends_once=self._ends_once,
+                committed=self._batch_log.committed,
             )  # fmt: skip
+            self._log_start()
             self._closer = Closer(
                 self.home, run=self.run_id, is_ours=self._claim.is_ours, tell=self._tell, open_engine=self._open_engine
             )
@@ -156,6 +176,22 @@ class Pipeline:
             lock.release()
             if self._source is not None:
                 self._source.close()
+
+    def _log_start(self) -> None:
+        job = self._job
+        told = fields(
+            version=__version__, run=self.run_id, position=job.position, log=job.source.uri, log_id=job.log_id,
+            ledger=self.home.ledger.uri, once=self.once, take_over=self.take_over,
+        )  # fmt: skip
+        logger.info("pipeline starts", extra=told)
+
+    def _log_end(self, level: int, reason: str) -> None:
+        self._batch_log.tell()
+        told = fields(
+            run=self.run_id, reason=reason, batches=self._batches, events=self._events, rejections=self._rejections,
+            invoices=self._invoices,
+        )  # fmt: skip
+        logger.log(level, "pipeline stops", extra=told)
 
     def _session(self) -> SparkSession:
         """Spark, started where it is needed first."""
@@ -182,6 +218,7 @@ class Pipeline:
             except LogUnreachable as error:
                 if self._gives_up(deadline):
                     raise
+                self._trouble_log.see("log", error)
                 self.watch(Progress(None, 0, 0, 0, 0, source.unit, 0.0, 0, trouble=error))
                 self._stop.wait(RETRY_SECONDS)
 
@@ -203,6 +240,7 @@ class Pipeline:
         if self._gives_up(deadline):
             raise error
         self._source_trouble = error
+        self._log_troubles()
         self.watch(self._progress())
         self._stop.wait(RETRY_SECONDS)
 
@@ -300,8 +338,13 @@ class Pipeline:
         self._query = stream
         try:
             stream.start()
+            logger.info("query starts", extra=fields(query=self._queries, position=self._job.position))
             self._follow(stream)
             patience_seconds = STOP_SECONDS_MAX
+        except (LogUnreachable, TasksFailed, Fenced) as error:
+            told = fields(query=self._queries, batch=self._job.position + 1, reason=str(error))
+            logger.warning("query failed", extra=told)
+            raise
         finally:
             stream.stop(patience_seconds)
 
@@ -464,6 +507,15 @@ class Pipeline:
         behind = [part for part in (self._upkeep, self._delivery) if part is not None]
         return next((part.trouble for part in behind if part.trouble is not None), None)
 
+    def _log_troubles(self) -> None:
+        error = self._source_trouble
+        self._trouble_log.see("log", error if isinstance(error, LogUnreachable) else None)
+        self._trouble_log.see("clock", self._job.trouble())
+        failure = None if isinstance(error, LogUnreachable) else error
+        self._trouble_log.see("query", failure or self._watchdog.trouble)
+        self._trouble_log.see("upkeep", self._upkeep and self._upkeep.trouble)
+        self._trouble_log.see("delivery", self._delivery and self._delivery.trouble)
+
     def _tell(self, issued: Issued) -> None:
         self._invoices += issued.invoice_count
         if self._delivery is not None:
@@ -484,6 +536,8 @@ class Pipeline:
             with suppress(OSError):
                 lock.take_if_free()
             self._write_heartbeat()
+            self._batch_log.tell_due()
+            self._log_troubles()
 
     def _write_heartbeat(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from py4j.protocol import Py4JError
 
 from opentab.billing.class_archive import jvm_option
 from opentab.core.errors import MachineError
+from opentab.runtime import logs
 from opentab.runtime.config import Home
 from opentab.runtime.java import find_java
 from opentab.runtime.published import CONNECTOR, CONNECTOR_HASHES, check_published
@@ -109,7 +109,7 @@ def open_session(home: Home) -> SparkSession:
         packages = [settings.get("spark.jars.packages", ""), home["kafka.connector"]]
         settings |= {"spark.jars.packages": ",".join(filter(None, packages))} if any(packages) else {}
     log4j = _write_log4j(home.logs_path)
-    _send_logs_to(home.logs_path / "pipeline.log")
+    logs.set_up(home, "pipeline")
     extra = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = (
         f"{JVM_OPTIONS} {jvm_option(java)} -Dlog4j2.configurationFile={log4j.as_uri()} {extra}".strip()
@@ -222,11 +222,6 @@ def quiet(file: Path) -> Iterator[None]:
         for number, handle in enumerate(saved, start=1):
             os.dup2(handle, number)
             os.close(handle)
-
-
-def _send_logs_to(file: Path) -> None:
-    """pyspark and py4j log tracebacks; we raise what they were about ourselves."""
-    logging.basicConfig(filename=file, encoding="utf-8", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _write_log4j(directory: Path) -> Path:

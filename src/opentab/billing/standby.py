@@ -11,6 +11,7 @@ Nothing rests on who is believed to be alive. A leader that was merely slow is f
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,11 +24,14 @@ from opentab.billing.session import open_session, warm_stream, warm_workers
 from opentab.core.errors import Fenced
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat, look_at_heartbeat
+from opentab.runtime.logs import fields
 
 SILENCE_SECONDS_MAX = 5.0
 LOOK_SECONDS = 0.25
 BATCH_SECONDS_MIN = 30.0  # no batch that is quicker is said to hang
 BATCH_TIMES_MAX = 10  # as long as the median of the leader's batches
+
+logger = logging.getLogger("opentab.billing")
 
 
 class Standby:
@@ -68,12 +72,14 @@ class Standby:
     def _waits(self) -> bool:
         """Wait for our turn; False if we were told to stop instead."""
         self._say("standing by: takes over when the pipeline's heartbeat stops")
+        logger.info("standby waits")
         leader = Leader()
         while not self._stop.wait(LOOK_SECONDS):
             with suppress(OSError):  # a ledger that does not answer tells nothing about the leader
                 why = leader.look(look_at_heartbeat(self._home.ledger), time.monotonic())
                 if why is not None:
                     self._say(f"taking over: {why}")
+                    logger.warning("standby takes over", extra=fields(reason=why))
                     return True
         return False
 

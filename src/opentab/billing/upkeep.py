@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from opentab.ledger import balances
 from opentab.ledger.invoices import Invoices
 from opentab.ledger.journal import Journal
 from opentab.runtime.config import Home
+from opentab.runtime.logs import fields
 from opentab.tables.error_text import reading
 
 SWEEP_SECONDS = 600
@@ -19,6 +21,8 @@ RETRY_SECONDS = 5.0
 GIVE_UP_SECONDS = 1.0
 COUNT_SECONDS = 10
 PAUSE_SECONDS = 1.0  # small batches come faster than upkeep is worth
+
+logger = logging.getLogger("opentab.billing")
 
 
 class Upkeep:
@@ -116,10 +120,17 @@ def keep_up(journal: Journal, home: Home, closer: Closer, *, run: str, is_behind
     """
     issued = closer.close_due(journal)
     files_max: int = home["pipeline.compact_files"]
-    journal.compact(run=run, files_max=files_max, is_behind=is_behind, open_engine=closer.open_engine)
+    began = time.monotonic()
+    merged = journal.compact(run=run, files_max=files_max, is_behind=is_behind, open_engine=closer.open_engine)
+    if merged:
+        told = fields(position=journal.position, files=merged, seconds=round(time.monotonic() - began, 3))
+        logger.info("files compacted", extra=told)
     snapshot = balances.latest(home.ledger)
     age = journal.position - snapshot.batch
     closed = any(result.due.closed for result in issued)
     if closed or not snapshot.belongs_to(journal) or age >= home["pipeline.snapshot_batches"]:
         closer.mark()
-        balances.write_snapshot(journal, home.calendar, open_engine=closer.open_engine)
+        began = time.monotonic()
+        if balances.write_snapshot(journal, home.calendar, open_engine=closer.open_engine) is not None:
+            told = fields(position=journal.position, seconds=round(time.monotonic() - began, 3))
+            logger.info("balances written", extra=told)

@@ -25,7 +25,7 @@ from opentab.cli.base import (
 )
 from opentab.cli.judge import verify_home
 from opentab.core.errors import ConfigError, InputError, MachineError
-from opentab.runtime import config, terminal
+from opentab.runtime import config, logs, terminal
 from opentab.runtime.config import Home
 from opentab.runtime.permissions import make_private
 
@@ -134,6 +134,7 @@ def run(home: Home, once: bool, take_over: bool, accept_loss: bool, standby: boo
     if standby and (once or take_over or accept_loss):
         raise InputError("--standby goes with no other option", hint="start the other pipeline without it")
     own_home(home)
+    logs.set_up(home, "pipeline")
     keep_memory()
     line = terminal.LiveLine()
     watch = _Watch(line)
@@ -257,6 +258,7 @@ def serve(
     from opentab.server.serve import serve as listen
 
     own_home(home)
+    logs.set_up(home, "server")
     listen(
         home,
         host=host or home["server.host"],
@@ -293,6 +295,7 @@ def deliver(home: Home, once: bool, patience: str) -> None:
         line.show(_describe_backlog(outlook), time.monotonic())
 
     open_journal(home)
+    logs.set_up(home, "deliverer")
     try:
         backlog = send(
             home, once=once, patience=duration_option("--patience", patience), say=terminal.complain, watch=watch
@@ -324,6 +327,7 @@ def up(home: Home, without: tuple[str, ...], hung_after: str) -> None:
     from opentab.cli.supervisor import PARTS, supervise
 
     own_home(home)
+    logs.set_up(home, "supervisor")
     wanted = [name for name in PARTS if name not in without and (name != "deliver" or home["invoices.http_url"])]
     patience = duration_option("--hung-after", hung_after)
     if "serve" in wanted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 from opentab.closing.closing import Closing, Issued, close_round, rehearse
@@ -11,6 +13,9 @@ from opentab.ledger.engine import OpenEngine, open_local
 from opentab.ledger.invoices import Invoices, fenced
 from opentab.ledger.journal import Journal
 from opentab.runtime.config import Home
+from opentab.runtime.logs import fields
+
+logger = logging.getLogger("opentab.closing")
 
 
 class Closer:
@@ -86,6 +91,7 @@ class Closer:
             if round_.position <= done:
                 continue
             invoices = invoices or Invoices.create(self._home.ledger)
+            began = time.monotonic()
             result = close_round(
                 round_,
                 journal,
@@ -99,6 +105,14 @@ class Closer:
             self.position = round_.position
             if result is not None:
                 issued.append(result)
+                told = fields(
+                    position=result.position,
+                    closed=result.due.closed,
+                    revised=result.due.revised,
+                    invoices=result.invoice_count,
+                    seconds=round(time.monotonic() - began, 3),
+                )
+                logger.info("invoices issued", extra=told)
                 self._tell(result)
         self.position = max(self.position, journal.position)
         return issued

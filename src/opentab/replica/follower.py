@@ -6,6 +6,7 @@ of another home or of another history is thrown away and made anew from the bala
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import subprocess
@@ -37,6 +38,7 @@ from opentab.replica.period_statistics import PeriodStatistics, issued, statisti
 from opentab.replica.store import BY_PERIOD, FORMAT, SEPARATOR, Change, Meta, Store
 from opentab.runtime import crash
 from opentab.runtime.config import Home
+from opentab.runtime.logs import fields
 from opentab.tables.table import news_of
 
 FOLD_ROWS_MAX = 4_000_000  # entries in one step; a larger backlog takes several
@@ -45,6 +47,8 @@ PROBE = [sys.executable, "-m", "opentab.replica.probe"]
 SILENCE_SECONDS_MAX = 60.0  # of a probe, which says every second that it makes progress
 
 Number = TypeVar("Number", int, float)
+
+logger = logging.getLogger("opentab.replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,11 @@ class Follower:
                 self._begin_empty()
             return None
         if meta is None or meta.position > journal.position:
-            return self._rebuild(journal)
+            return self._rebuild(journal, "there is no copy" if meta is None else "it is ahead of the ledger")
         # The last batch that was folded comes along: it decides what is late in the next one.
         records = journal.batches(after=max(0, meta.position - 1))
         if not self._belongs(meta, records):
-            return self._rebuild(journal)
+            return self._rebuild(journal, "it is of another ledger, of other settings or of another version")
         new = _next_step([record for record in records if record.batch > meta.position])
         upto = new[-1].batch if new else meta.position
         invoices = self._latest_invoices()
@@ -146,7 +150,7 @@ class Follower:
     def _blank(self) -> Meta:
         return Meta(0, 0, "", self.home.identity, None, list(self.home["billing.types"]), "", {})
 
-    def _rebuild(self, journal: Journal) -> Step:
+    def _rebuild(self, journal: Journal, reason: str) -> Step:
         """Begin anew, from the balances."""
         snapshot = balances.latest(self.home.ledger)
         if not snapshot.belongs_to(journal):
@@ -161,6 +165,8 @@ class Follower:
                 self._fold_balances(fold, journal, snapshot, records)
                 check_all(fold, records)
             count = self._finish(change, blank, records, fold, self._latest_invoices(), began)
+        told = fields(position=snapshot.batch, reason=reason, seconds=round(time.perf_counter() - began, 3))
+        logger.info("replica rebuilt", extra=told)
         crash.moment("folded")
         return Step(snapshot.batch, 0, fold.rows, count, rebuilt=True)
 

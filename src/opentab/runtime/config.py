@@ -162,18 +162,6 @@ def _all_or_count(setting: Setting, value: Any) -> int | None:
     return value
 
 
-def _protocol(setting: Setting, value: Any) -> str:
-    if value not in PROTOCOLS:
-        raise setting.wrong(value, f"one of {', '.join(PROTOCOLS)}")
-    return str(value)
-
-
-def _mechanism(setting: Setting, value: Any) -> str:
-    if value not in MECHANISMS:
-        raise setting.wrong(value, f"one of {', '.join(MECHANISMS)}")
-    return str(value)
-
-
 def _log_uri(setting: Setting, value: Any) -> str:
     uri = _text(setting, value)
     if uri.startswith("kafka:") and not URI.fullmatch(uri):
@@ -205,6 +193,15 @@ def _some_time(setting: Setting, value: Any) -> timedelta:
     if not duration:
         raise setting.wrong(value, "longer than nothing")
     return duration
+
+
+def _one_of(*choices: str) -> Callable[[Setting, Any], str]:
+    def check(setting: Setting, value: Any) -> str:
+        if value not in choices:
+            raise setting.wrong(value, f"one of {', '.join(choices)}")
+        return str(value)
+
+    return check
 
 
 def _port(setting: Setting, value: Any) -> int:
@@ -267,8 +264,8 @@ SETTINGS = [
     Setting("kafka", "partitions", "4", _count, "of a topic that opentab makes"),
     Setting("kafka", "replication", "0", _count_or_none, "copies of a topic that opentab makes; 0: as the brokers do"),
     Setting("kafka", "rejections_topic", '""', _text_or_nothing, "a topic that rejections are published to, too"),
-    Setting("kafka", "security_protocol", '"PLAINTEXT"', _protocol, f"one of {', '.join(PROTOCOLS)}"),
-    Setting("kafka", "sasl_mechanism", '"PLAIN"', _mechanism, f"one of {', '.join(MECHANISMS)}"),
+    Setting("kafka", "security_protocol", '"PLAINTEXT"', _one_of(*PROTOCOLS), f"one of {', '.join(PROTOCOLS)}"),
+    Setting("kafka", "sasl_mechanism", '"PLAIN"', _one_of(*MECHANISMS), f"one of {', '.join(MECHANISMS)}"),
     Setting("kafka", "sasl_username", '""', _text_or_nothing, ""),
     Setting(
         "kafka", "sasl_password_file", '""', _text_or_nothing,
@@ -356,10 +353,12 @@ SETTINGS = [
     ),
     Setting("server", "tls_cert", '""', _text_or_nothing, "a certificate chain (PEM), relative to the home"),
     Setting("server", "tls_key", '""', _text_or_nothing, "its private key (PEM), relative to the home"),
+    Setting("logs", "format", '"text"', _one_of("text", "json"), "of the lines in logs/: text or json"),
+    Setting("logs", "level", '"info"', _one_of("debug", "info", "warning", "error"), "what is less is not logged"),
 ]  # fmt: skip
 # Settings of earlier versions, which mean nothing any more.
 REMOVED = ("pipeline.local_bytes_max", "pipeline.closing_rows_max")
-SECTIONS = ("billing", "log", "kafka", "pipeline", "ledger", "invoices", "server", "spark")
+SECTIONS = ("billing", "log", "kafka", "pipeline", "ledger", "invoices", "server", "logs", "spark")
 SPARK_MASTER_DEFAULT = "local[*,4]"
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opentab.runtime.logs import fields
+
 LOOK_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 WELL_SECONDS = 60.0  # after so long, the next end is the first one again
 START_TIMES_HUNG = 10  # before its first sign of life a process may take so many times as long
+
+logger = logging.getLogger("opentab.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,8 @@ class Sign:
 
 class Kept:
     """One process, as long as somebody looks at it."""
+
+    name: str
 
     def __init__(self, *, restart_seconds_max: float, hung_seconds: float) -> None:
         self._restart_seconds_max = restart_seconds_max
@@ -45,6 +52,8 @@ class Kept:
             if now >= self._starts_at:
                 self._starts_at = now + RESTART_SECONDS  # where it cannot even be started
                 self._process = self.start()
+                pid = self._process.pid if self._process else None
+                logger.info("process starts" if pid else "process cannot start", extra=fields(part=self.name, pid=pid))
                 self._started = self._sign_seen = now
                 self._sign = None
         elif process.poll() is None:
@@ -55,6 +64,8 @@ class Kept:
             if now - self._started >= WELL_SECONDS:
                 self._pause = RESTART_SECONDS
             self._starts_at = now + self._pause
+            told = fields(part=self.name, pid=process.pid, code=process.returncode, pause_seconds=self._pause)
+            logger.warning("process ended, it starts again", extra=told)
             self.ended(process, self._pause)
             self._pause = min(2 * self._pause, self._restart_seconds_max)
 
@@ -90,6 +101,8 @@ class Kept:
         elif sign.pid == process.pid and sign != self._sign:
             self._sign, self._sign_seen = sign, now
         if now - self._sign_seen > self._hung_seconds * (1 if self._sign else START_TIMES_HUNG):
+            told = fields(part=self.name, pid=process.pid, seconds=round(now - self._sign_seen, 1))
+            logger.warning("process hangs, it is killed", extra=told)
             self.hangs(now - self._sign_seen)
             self.kill()
 

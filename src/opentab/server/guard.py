@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from opentab.core.errors import LedgerError
+from opentab.runtime.logs import fields
 from opentab.server.paths import App, Headers, parts_of
 from opentab.server.problem import problem
 from opentab.server.session import COOKIE_TOKEN
@@ -29,6 +31,8 @@ RETRY = {"retry-after": "5"}
 TOKEN_ID = "opentab.token_id"  # where a request's scope says whose it is
 TOKEN_CUSTOMER = "opentab.token_customer"  # and which customer's events alone it may see; None: all
 TOKEN_IS_GOOD = "opentab.token_is_good"  # and a function that says whether the token would still be accepted
+
+logger = logging.getLogger("opentab.server")
 
 
 class Guard(Protocol):
@@ -99,6 +103,8 @@ class TokensOnly:
         try:
             token: Token = self._gate.check(token_text.strip())
         except TokenRefused as refused:
+            told = fields(client=(scope.get("client") or (None,))[0], reason=str(refused))
+            logger.warning("token refused", extra=told)
             return problem(401, str(refused), headers=CHALLENGE)
         except LedgerError as error:
             return problem(503, error.fact, headers=RETRY)

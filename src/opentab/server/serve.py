@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -18,8 +19,10 @@ from queue import SimpleQueue
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from opentab import __version__
 from opentab.core.errors import ConfigError, InputError
 from opentab.runtime.config import Home, is_loopback
+from opentab.runtime.logs import fields
 from opentab.runtime.permissions import check_secret
 from opentab.runtime.processes import Kept, Sign, keep, stop
 from opentab.server.common_files import DIRECTORY_VARIABLE, STOPPING_NAME, alive_path
@@ -30,6 +33,8 @@ HUNG_SECONDS = 10.0
 STOP_SECONDS_MAX = 8.0  # then a process is killed: longer than a worker gives its requests
 BACKLOG = 1024
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+
+logger = logging.getLogger("opentab.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,13 @@ def serve(home: Home, *, host: str, port: int, workers: int, tls: Tls | None, sa
         kept = [follower, *(worker() for _ in range(workers))]
         scheme = "https" if tls else "http"
         say(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/ answers from a replica of {home.path}")
+        logger.info("server starts", extra=fields(version=__version__, host=host, port=port, workers=workers))
         keep(kept, is_over=lambda: not signals.empty())
         # Streams look for it, and end; they would hold the workers up otherwise.
         (Path(counted) / STOPPING_NAME).touch()
         listener.close()
         stop(kept, seconds_max=STOP_SECONDS_MAX)
+        logger.info("server stops", extra=fields(reason="told to stop"))
 
 
 class Served(Kept):
@@ -78,6 +85,7 @@ class Served(Kept):
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(restart_seconds_max=RESTART_SECONDS_MAX, hung_seconds=HUNG_SECONDS)
+        self.name = "follower" if listener is None else "worker"
         self._command = [sys.executable, "-m", *module]
         self._inherited = () if listener is None else (listener.fileno(),)
         self._directory = directory

@@ -17,7 +17,7 @@ from typing import Any, cast
 import uvicorn
 
 from opentab.core.errors import OpentabError
-from opentab.runtime import config
+from opentab.runtime import config, logs
 from opentab.runtime.parent import end_with_parent
 from opentab.server.app import build
 from opentab.server.protocol import Protocol
@@ -28,7 +28,9 @@ KEEP_ALIVE_SECONDS = 75
 
 def work(home: Path, listener: socket.socket, cert: str | None, key: str | None) -> None:
     """Answer until a signal comes."""
-    app = build(config.load(home))
+    settings = config.load(home)
+    logs.set_up(settings, "server")
+    app = build(settings)
     # What is here now stays; there is no need to go through all of it for every few thousand answers.
     gc.collect()
     gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from opentab import __version__
 from opentab.core.errors import HomeLocked, OpentabError, SinkError
 from opentab.runtime.config import MICROSECOND, Home
 from opentab.runtime.lock import Lock
+from opentab.runtime.logs import TroubleLog, fields
 from opentab.sinks.collect import Collector
 from opentab.sinks.delivery_status import Backlog, read_backlog, write_backlog
 from opentab.sinks.http import Outcome, Receiver, Sender, Verdict, receiver_of
@@ -29,6 +32,8 @@ STOP_SECONDS_MAX = 5.0  # for what is under way; it is sent again otherwise
 READY_PARCELS = 256
 SETTLE_PARCELS = 256
 SETTLE_SECONDS = 0.1
+
+logger = logging.getLogger("opentab.sinks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,14 @@ def deliver(
             raise HomeLocked(
                 f"the invoices of {home.path} are being delivered already: {lock.holder()}", hint="stop it first"
             )
-        return _deliver(home, receiver, patience if once else None, say, watch)
+        logger.info("deliverer starts", extra=fields(version=__version__, url=receiver.url))
+        backlog = _deliver(home, receiver, patience if once else None, say, watch)
+        told = fields(delivered=backlog.delivered, waiting=backlog.waiting, refused=backlog.stuck)
+        logger.info("deliverer stops", extra=told)
+        return backlog
+    except OpentabError as error:
+        logger.error("deliverer stops", extra=fields(reason=str(error)))
+        raise
     finally:
         lock.release()
 
@@ -79,6 +91,7 @@ def _deliver(
             finally:
                 outbox.close()
         except OutboxDamaged as damage:
+            logger.warning("outbox is damaged", extra=fields(reason=str(damage)))
             # Every delivery is idempotent: the ledger has them all, and the receiver knows those it has.
             say(f"the outbox is damaged ({damage}): moved to {set_aside(path)}, every invoice is delivered again")
 
@@ -100,6 +113,7 @@ class Deliverer:
         self._outbox = outbox
         self._collector = Collector(home, outbox, say=say)
         self._watch = watch
+        self._trouble_log = TroubleLog(logger)
         self._parallel = home["invoices.http_parallel"]
         self._dice = Random()
         self._pace = Pace(self._parallel, self._dice)
@@ -195,6 +209,10 @@ class Deliverer:
             self._failed.append(Failure(parcel, verdict.error, try_at_us, stuck))
             self._failing_since_us = self._failing_since_us or now_us
             self._error = verdict.error
+            if stuck:
+                told = fields(id=parcel.id, period=parcel.period, revision=parcel.revision, reason=verdict.error)
+                logger.warning("invoice refused", extra=told)
+        self._trouble_log.see("receiver", (self._error or "no answer") if self._pace.gone else None)
         if self._pace.gone:
             self._ready.clear()
         if came_back:
@@ -270,6 +288,7 @@ class Deliverer:
             error=(self._error or None) if counts.waiting else None,
         )
         write_backlog(self._home.sinks_path, backlog)
+        self._trouble_log.see("ledger", self._collector.trouble)
         self._watch(Outlook(backlog, self._collector.trouble))
         return backlog
 
