@@ -24,6 +24,8 @@ from opentab.server.intake import (
     WAITING_REQUESTS_MAX,
     Intake,
     Overloaded,
+    TooManyEvents,
+    split,
 )
 from opentab.server.tokens import Role, issue, read_key
 from processes import serving, wait_for
@@ -143,3 +145,12 @@ def test_so_many_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first == [(202, None)] * 3 + [(429, "5")]
     assert second == [(202, None)] * 2 + [(503, "5")]
     assert after == [(202, None)] * 2, "what was taken no longer counts"
+
+
+def test_millions_of_small_values_are_refused_before_they_are_taken_apart() -> None:
+    """Two MiB of them would hold Python's lock for a second."""
+    with pytest.raises(TooManyEvents):
+        split(b"[" + b"1," * 2**20 + b"1]")
+    with pytest.raises(TooManyEvents):
+        split(b"[" + b"{}," * EVENTS_MAX + b"{}]")
+    assert len(split(b"[" + b"{}," * (EVENTS_MAX - 1) + b"{}]")[0]) == EVENTS_MAX

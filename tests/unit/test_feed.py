@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from opentab.server.feed import Feed
+from opentab.server.routes.health import _IngestCheck
+from opentab.server.routes.stream import _Stream
 
 
 @dataclass
@@ -81,20 +85,50 @@ def test_who_comes_back_is_told_only_what_is_new() -> None:
 
 
 def test_so_many_streams_for_one_token() -> None:
-    async def open_some() -> list[bool]:
-        replica = Moving()
-        feed = feed_of(replica)
-        streams = [feed.stream(replica.look, last_seen=None, holder="t") for _ in range(2)]
-        room = [feed.has_room("t")]
-        for stream in streams:
-            await anext(stream)
-        room += [feed.has_room("t"), feed.has_room("other"), feed.has_room(None)]
-        await streams[0].aclose()  # type: ignore[attr-defined]
-        room.append(feed.has_room("t"))
-        await streams[1].aclose()  # type: ignore[attr-defined]
-        return room
+    """A stream counts from the moment it is let in, so that many at once are no way round the limit."""
+    feed = feed_of(Moving())
+    assert [feed.enter("t") for _ in range(4)] == [True, True, False, False]
+    assert feed.enter("other") and feed.enter(None)
+    feed.leave("t")
+    assert [feed.enter("t") for _ in range(2)] == [True, False]
 
-    assert asyncio.run(open_some()) == [True, False, True, True, True]
+
+def test_a_stream_that_never_begins_leaves_its_place() -> None:
+    async def gone(message: object) -> None:
+        raise OSError("the reader has gone")
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def nothing() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    over: list[bool] = []
+    response = _Stream(never(), over=lambda: over.append(True))
+    with pytest.raises(Exception):  # noqa: B017 - whatever the framework makes of it
+        asyncio.run(response({"type": "http", "asgi": {"spec_version": "2.4"}}, nothing, gone))
+    assert over == [True]
+
+
+def test_one_look_at_the_log_for_all_who_ask_whether_events_would_be_taken() -> None:
+    looks: list[int] = []
+    running = threading.Semaphore(0)
+
+    class Slow:
+        def check(self) -> None:
+            looks.append(1)
+            assert running.acquire(timeout=30)
+
+    async def ask() -> None:
+        check = _IngestCheck(Slow())  # type: ignore[arg-type]
+        asked = [asyncio.create_task(check()) for _ in range(100)]
+        await asyncio.sleep(0)
+        asked[0].cancel()  # who has left does not end it for the others
+        running.release()
+        await asyncio.gather(*asked[1:])
+
+    asyncio.run(ask())
+    assert looks == [1]
 
 
 def test_a_stream_ends_once_its_token_is_not_accepted() -> None:

@@ -51,26 +51,34 @@ class Feed:
         self._at = (0, 0)
         self._task: asyncio.Task[None] | None = None
         self._open: Counter[str | None] = Counter()  # by the token that opened them
+        self._reading = 0  # streams that have begun
         self._watched: set[IsGood] = set()  # the tokens of streams that go on
 
-    def has_room(self, holder: str | None) -> bool:
-        """Whether one more stream may be opened, by the holder of this token."""
-        if self._open.total() >= STREAMS_MAX:
+    def enter(self, holder: str | None) -> bool:
+        """Let the holder of a token open one more stream, until `leave`; False where there are too many."""
+        if self._open.total() >= STREAMS_MAX or (holder is not None and self._open[holder] >= self._per_token_max):
             return False
-        return holder is None or self._open[holder] < self._per_token_max
+        self._open[holder] += 1
+        self._streams.inc()
+        return True
+
+    def leave(self, holder: str | None) -> None:
+        """A stream that was let in is over, or never began."""
+        self._open[holder] -= 1
+        if not self._open[holder]:
+            del self._open[holder]
+        self._streams.dec()
 
     async def stream(
         self,
         look: Look,
         *,
         last_seen: int | None,
-        holder: str | None = None,
         is_good: IsGood = always,
         pulse: Pulse | None = None,
     ) -> AsyncIterator[bytes]:
         """The messages of one stream; `last_seen` is the position that the reader has from before."""
-        self._open[holder] += 1
-        self._streams.inc()
+        self._reading += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
@@ -96,11 +104,8 @@ class Feed:
                     yield _sign_of_life(pulse)
                 known = await self._wait(known, due - time.monotonic())
         finally:
-            self._open[holder] -= 1
-            if not self._open[holder]:
-                del self._open[holder]
+            self._reading -= 1
             self._watched.discard(is_good)
-            self._streams.dec()
 
     async def _wait(self, known: tuple[int, int], seconds: float) -> tuple[int, int]:
         """Until the replica has moved on, a sign of life is due, or some stream's token is no longer accepted."""
@@ -112,7 +117,7 @@ class Feed:
 
     async def _watch(self) -> None:
         check_due = time.monotonic()
-        while self._open:
+        while self._reading:
             if self._stopping is not None and self._stopping.exists():
                 self._ends = True
                 self._moved.set()

@@ -32,6 +32,7 @@ from opentab.wire.reference import Event, judge
 
 EVENTS_MAX = 10_000
 BODY_BYTES_MAX = 16 * 2**20
+COMMAS_MAX = 50 * EVENTS_MAX
 UNREAD_MAX = {"segments": 5_000, "messages": 5_000_000}
 FREE_BYTES_MIN = 256 * 2**20
 GATHER_SECONDS = 0.004  # how long a segment waits for company
@@ -67,14 +68,26 @@ class Waiting:
 
 
 def split(body: bytes) -> tuple[list[bytes], bool]:
-    """The events of a body, one JSON text each, and whether they are a batch: an array. Raises ValueError."""
+    """The events of a body, one JSON text each, and whether they are a batch: an array.
+
+    Raises ValueError, and TooManyEvents before it takes millions of small values apart: that would hold Python's lock
+    for seconds.
+    """
     is_batch = body.lstrip()[:1] == b"["
+    if body.count(b",") > COMMAS_MAX:
+        raise TooManyEvents
     try:
         many = msgspec.json.decode(body, type=list[msgspec.Raw]) if is_batch else [msgspec.Raw(body)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
+    if len(many) > EVENTS_MAX:
+        raise TooManyEvents
     # A line break in JSON stands between its parts, never inside of a text.
     return [bytes(one).replace(b"\n", b" ").replace(b"\r", b" ").strip() for one in many], is_batch
+
+
+class TooManyEvents(Exception):
+    """A body holds more events than a request may have, or far more values than so many events have."""
 
 
 class Intake:

@@ -19,7 +19,7 @@ from opentab.ledger.outcomes import Fate
 from opentab.server.event_lookup import Book
 from opentab.server.event_schema import request_body
 from opentab.server.guard import TOKEN_CUSTOMER, holder_of
-from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, Verdict, split
+from opentab.server.intake import BODY_BYTES_MAX, EVENTS_MAX, Intake, Overloaded, TooManyEvents, Verdict, split
 from opentab.server.limits import BytesUnderWay
 from opentab.server.params import EventPart, body_of, conditions_of, sent, told
 from opentab.server.paths import name_of
@@ -113,11 +113,12 @@ async def _write(request: Request, intake: Intake, under_way: BytesUnderWay, boo
         raise Problem(415, f"send events as {', '.join(EVENT_MEDIA)}")
     with under_way.body(holder_of(request.scope)) as take:
         try:
-            lines, is_batch = split(await body_of(request, bytes_max=BODY_BYTES_MAX, take=take))
+            body = await body_of(request, bytes_max=BODY_BYTES_MAX, take=take)
+            lines, is_batch = await run_in_threadpool(split, body)
         except ValueError as error:
             raise Problem(400, f"the body is not JSON: {error}") from None
-        if len(lines) > EVENTS_MAX:
-            raise Problem(413, f"{len(lines):,} events are too many: send up to {EVENTS_MAX:,} at a time")
+        except TooManyEvents:
+            raise Problem(413, f"these are too many events: send up to {EVENTS_MAX:,} at a time") from None
         try:
             intake.check_room()
             verdicts = await run_in_threadpool(intake.judge, lines)

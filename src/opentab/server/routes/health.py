@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Response
@@ -20,7 +21,24 @@ from opentab.server.queries import RETRY, Desk
 from opentab.server.schemas import READY_PROBLEMS, sends
 
 
+class _IngestCheck:
+    """One look at the log for all who ask meanwhile: it may take long, and anybody may ask."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._look: asyncio.Future[None] | None = None
+
+    async def __call__(self) -> None:
+        """Raise what keeps events out of the log."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.ensure_future(run_in_threadpool(self._intake.check))
+            self._look.add_done_callback(lambda look: look.cancelled() or look.exception())  # also if all have gone
+        await asyncio.shield(self._look)
+
+
 def add_routes(api: FastAPI, desk: Desk, intake: Intake, counters: Counters) -> None:
+    check_ingest = _IngestCheck(intake)
+
     @api.get("/healthz", responses=sends(Alive), tags=["operating"])
     async def healthz() -> Response:
         """Alive."""
@@ -39,7 +57,7 @@ def add_routes(api: FastAPI, desk: Desk, intake: Intake, counters: Counters) -> 
         fresh = asdict(desk.ready())
         if for_ == "ingest":
             try:
-                await run_in_threadpool(intake.check)
+                await check_ingest()
             except (Overloaded, OpentabError) as error:
                 raise Problem(503, f"events cannot be taken: {error}", headers=RETRY, more=fresh) from None
         return told(Ready("ready", **fresh))

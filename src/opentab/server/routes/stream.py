@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec.structs import asdict
 from pydantic import StringConstraints
+from starlette.types import Receive, Scope, Send
 
 from opentab.api.answers import LiveCustomer, LiveCustomers, LiveTotal, LiveTotals, LiveTypes
 from opentab.core.events import CUSTOMER_BYTES_MAX
@@ -45,7 +48,7 @@ def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
             raise Problem(422, "ask for ?customer=NAME, for ?types or for ?overview, one of them")
         last_seen = int(last_event_id[:DIGITS_MAX]) if last_event_id and last_event_id.isdecimal() else None
         holder = request.scope.get(TOKEN_ID)
-        if not feed.has_room(holder):
+        if not feed.enter(holder):
             raise Problem(429, "there are too many streams open", headers=RETRY)
 
         def look() -> tuple[int, object, object]:
@@ -63,11 +66,24 @@ def add_routes(api: FastAPI, desk: Desk, feed: Feed) -> None:
         messages = feed.stream(
             look,
             last_seen=min(last_seen, POSITION_MAX) if last_seen else None,
-            holder=holder,
             is_good=request.scope.get(TOKEN_IS_GOOD, always),
             pulse=sign_of_life if pulse is not None else None,
         )
-        return StreamingResponse(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return _Stream(messages, over=partial(feed.leave, holder))
+
+
+class _Stream(StreamingResponse):
+    """A stream that says when it is over, also where it never began because its reader had gone."""
+
+    def __init__(self, messages: AsyncIterator[bytes], *, over: Callable[[], None]) -> None:
+        super().__init__(messages, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._over()
 
 
 def _touched(answers: Answers, customers: list[str]) -> dict[str, Any]:
