@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -145,7 +146,7 @@ def test_totals_tick_without_a_reload_and_equal_the_api(url: str, scene: Scene, 
         "([text]) => new Intl.NumberFormat('en-GB', {style: 'currency', currency: 'EUR', minimumFractionDigits: 6}).format(text)",
         [before],
     )
-    assert emma.inner_text() == shown
+    expect(card(page, "emma").locator(".exact")).to_have_text(f"exactly {shown}")
     assert page.evaluate("window.never_reloaded")
     for stamp in page.locator(".stamp").all():
         expect(stamp).to_have_attribute("data-state", "fresh")
@@ -153,7 +154,30 @@ def test_totals_tick_without_a_reload_and_equal_the_api(url: str, scene: Scene, 
 
 def test_amounts_use_the_locale_of_the_browser(url: str, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url}/?customer=emma", locale="de-DE")
-    expect(card(page, "emma").locator(".total")).to_have_text(api_total(url, "emma").replace(".", ",") + "\u00a0€")
+    expect(card(page, "emma").locator(".total")).to_have_text(
+        rounded(api_total(url, "emma")).replace(".", ",") + "\u00a0€"
+    )
+
+
+def rounded(total: str) -> str:
+    """As an invoice in euros rounds it."""
+    return str(Decimal(total).quantize(Decimal("0.01"), ROUND_HALF_EVEN))
+
+
+def test_every_number_of_the_page_is_rounded_as_on_the_invoice(
+    url: str, scene: Scene, open_page: Callable[..., Page]
+) -> None:
+    amounts = {"up": "8.089800", "even": "8.125000", "odd": "8.135000", "whole": "8.130000", "credit": "-0.004000"}
+    scene.bill(*(event(name, amount, "2026-02-19T22:00:00Z", "CALL") for name, amount in amounts.items()))
+    page = open_page(url, locale="en-US")
+    for name, amount in amounts.items():
+        page.goto(f"{url}/?customer={name}")
+        own, shown = card(page, name), f"€{rounded(amount)}" if name != "credit" else "€0.00"
+        expect(own.locator(".total")).to_have_text(shown)
+        expect(own.locator(".split tbody td").first).to_have_text(shown)
+        exactly = f"€{amount}".replace("€-", "-€")
+        expect(own.locator(".total")).to_have_attribute("title", exactly)
+        expect(own.locator(".exact")).to_have_text(f"exactly {exactly}" if name != "whole" else "\u00a0")
 
 
 def test_the_timestamp_is_red_soon_after_the_pipeline_died_and_green_again(

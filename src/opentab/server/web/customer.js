@@ -6,7 +6,7 @@ import { behind, Chart, course } from "./chart.js";
 import { el, mark, name, say, table } from "./dom.js";
 import { Freshness, stamp } from "./freshness.js";
 import { earlierMonths } from "./invoices.js";
-import { axisMoney, decimal, height, micros, money, moneyParts, sum } from "./money.js";
+import { amount, axisMoney, decimal, exactMoney, height, isFiner, micros, money, moneyParts, sum } from "./money.js";
 import { dayOf, daysOf, instant, month, percent, plural } from "./words.js";
 
 const USAGE_PAUSE_MS = 5_000; // the course comes from the ledger, which takes longer than a total
@@ -19,7 +19,7 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
   const id = `customer-${Math.random().toString(36).slice(2)}`;
   const period = el("p", { class: "period" }, "\u00a0");
   const total = el("p", { class: "total", "data-total": "" });
-  const note = el("p", { class: "quiet note" });
+  const exact = el("p", { class: "quiet exact" }), note = el("p", { class: "quiet note" });
   const split = el("div", { class: "split" });
   const invoices = earlierMonths(customer);
   const coursePlace = el("div", { class: "behind-place" });
@@ -68,9 +68,9 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
   const drawTotal = (own) => {
     total.replaceChildren(...moneyParts(own.total).map((part) => (part.small ? el("span", { class: part.small }, part.text) : el("span", {}, part.text))));
     mark(total, "data-total", own.total);
-    // As large as there is room: the small rest takes less than half of a digit's width.
-    const small = total.querySelector(".rest")?.textContent.length ?? 0;
-    total.style.setProperty("--width", total.textContent.length - 0.55 * small);
+    total.style.setProperty("--width", total.textContent.length); // as large as there is room
+    mark(total, "title", exactMoney(own.total));
+    say(exact, isFiner(own.total) ? `exactly ${exactMoney(own.total)}` : "\u00a0");
     if (shownTotal !== null) {
       if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
         total.animate([{ color: "var(--accent)" }, { color: "var(--text)" }], { duration: 600 });
@@ -111,7 +111,7 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
       : `No usage in ${month(of)} yet.`;
     chart.show(label, course({ points, ticks, axis: axisMoney }));
     const open = coursePlace.querySelector("details")?.open;
-    const list = behind("Day by day", table("Usage by day, added up", [{ title: "Day" }, { title: "So far", number: true }], rows.map((row) => [String(row.day), money(row.upto)]), { unseenCaption: true }));
+    const list = behind("Day by day", table("Usage by day, added up", [{ title: "Day" }, { title: "So far", number: true }], rows.map((row) => [String(row.day), amount(row.upto)]), { unseenCaption: true }));
     if (open) list.open = true;
     else if (!rows.length) list.hidden = true;
     if (!open || seenRows !== rows.length) coursePlace.replaceChildren(list);
@@ -123,7 +123,7 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
     el("button", { class: "plain", on: { click: () => remove(customer) } }, "Close", el("span", { class: "unseen" }, ` ${customer}`)));
   const node = el("article", { class: alone ? "card customer alone" : "card customer", "aria-labelledby": id },
     el("div", { class: "card-top" }, el("h2", { id }, name(customer)), buttons),
-    el("div", { class: "figure" }, period, total, stamp(freshness, signal, customer), note),
+    el("div", { class: "figure" }, period, total, exact, stamp(freshness, signal, customer), note),
     el("div", { class: "parts" }, split, el("div", { class: "course" }, courseTitle, chart.node)),
     invoices.node);
   return {
@@ -139,11 +139,11 @@ export function customerCard({ customer, signal, isPinned, alone, pin, remove })
 function splitTable(rows) {
   const largest = rows.reduce((most, row) => Math.max(most, Math.abs(height(row.amount))), 0) || 1;
   const all = rows.reduce((whole, row) => whole + height(row.amount), 0);
-  const body = rows.map(({ type, amount }) => {
-    const bar = el("span", { class: micros(amount) < 0n ? "bar credit" : "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--share", Math.abs(height(amount)) / largest);
-    const share = all > 0 && height(amount) >= 0 ? percent(height(amount) / all) : "";
-    return [el("span", {}, type, bar), money(amount), share];
+  const body = rows.map(({ type, amount: own }) => {
+    const bar = el("span", { class: micros(own) < 0n ? "bar credit" : "bar", "aria-hidden": "true" });
+    bar.style.setProperty("--share", Math.abs(height(own)) / largest);
+    const share = all > 0 && height(own) >= 0 ? percent(height(own) / all) : "";
+    return [el("span", {}, type, bar), amount(own), share];
   });
   return table("By type", [{ title: "Type" }, { title: "Amount", number: true }, { title: "Share", number: true }], body, { unseenCaption: true });
 }

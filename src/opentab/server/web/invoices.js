@@ -2,7 +2,7 @@
 
 import { path } from "./api.js";
 import { el, table } from "./dom.js";
-import { difference, less, micros, money } from "./money.js";
+import { amount, amountDifference, difference, less, micros, money } from "./money.js";
 import { count, instant, month } from "./words.js";
 
 /** A list of months that is told what was issued, and what is not yet. */
@@ -43,7 +43,7 @@ export function earlierMonths(customer) {
 
 function waiting(period, total) {
   const state = total.status === "open" ? "still open" : "invoice on its way";
-  return el("div", { class: "month" }, el("span", { class: "month-name" }, month(period)), el("span", { class: "badge" }, state), el("span", { class: "amount" }, money(total.total)));
+  return el("div", { class: "month" }, el("span", { class: "month-name" }, month(period)), el("span", { class: "badge" }, state), amount(total.total, "amount"));
 }
 
 function invoiced(customer, period, revisions, isOpen) {
@@ -60,17 +60,17 @@ function invoiced(customer, period, revisions, isOpen) {
 
 function sheet(customer, statement, before) {
   const printed = path(["v1", "invoices", statement.period, customer, String(statement.revision)], { format: "html" });
-  const rows = before ? changes(statement, before) : statement.lines.map((line) => ({ line, amount: line.amount, events: line.events }));
+  const rows = before ? changes(statement, before) : statement.lines.map((line) => ({ line, value: line.amount, events: line.events }));
   const head = el("p", {},
     el("strong", {}, `Revision ${statement.revision}`), ` of ${instant(statement.issued_at)}: `, el("strong", { class: "amount" }, money(statement.total)),
     before ? el("span", { class: "delta", "data-delta": statement.delta }, ` ${difference(statement.delta)} against revision ${before.revision}`) : null);
   const title = before ? "What changed" : "Lines";
   return el("div", { class: "sheet", "data-revision": statement.revision }, head,
     table(title, [{ title: before ? "What changed" : "Line" }, { title: "Events", number: true }, { title: "Amount", number: true }],
-      rows.map(({ line, amount, events }) => [
+      rows.map(({ line, value, events }) => [
         line.kind === "adjustment" ? `${line.type}, adjustment of ${month(line.period)}` : line.type,
         before ? signedCount(events) : count(events),
-        before ? difference(amount) : money(amount),
+        before ? amountDifference(value) : amount(value),
       ]), { unseenCaption: true }),
     el("p", {}, el("a", { href: printed, target: "_blank", rel: "noopener" }, "Page to print", el("span", { class: "unseen" }, `, revision ${statement.revision} of ${month(statement.period)}, in a new tab`))));
 }
@@ -81,9 +81,9 @@ function changes(statement, before) {
   const old = new Map(before.lines.map((line) => [key(line), line]));
   const found = statement.lines.map((line) => {
     const was = old.get(key(line)) ?? { amount: "0.000000", events: 0 };
-    return { line, amount: less(line.amount, was.amount), events: line.events - was.events };
+    return { line, value: less(line.amount, was.amount), events: line.events - was.events };
   });
-  return found.filter((each) => micros(each.amount) !== 0n || each.events);
+  return found.filter((each) => micros(each.value) !== 0n || each.events);
 }
 
 function signedCount(number) {

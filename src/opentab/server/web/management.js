@@ -4,7 +4,7 @@ import { get, path, Refreshed } from "./api.js";
 import { behind, Chart, legend, stacks } from "./chart.js";
 import { el, escaped, mark, name, say, table, wide } from "./dom.js";
 import { stamp } from "./freshness.js";
-import { axisMoney, height, money, moneyParts, sum } from "./money.js";
+import { amount, axisMoney, exactMoney, height, money, moneyParts, sum } from "./money.js";
 import { followOverview } from "./overview.js";
 import { Pace } from "./pace.js";
 import { badge, completeness, standing, waitsFor } from "./standing.js";
@@ -39,6 +39,7 @@ export function managementView({ signal }) {
     const parts = moneyParts(current?.total ?? "0.000000").map((part) => el("span", { class: part.small }, part.text));
     revenue.value.replaceChildren(...parts);
     mark(revenue.value, "data-total", current?.total ?? "0.000000");
+    mark(revenue.value, "title", exactMoney(current?.total ?? "0.000000"));
     say(revenue.note, message.current_period ? month(message.current_period) : "No month yet");
     say(events.value, count(current?.events ?? 0));
     say(events.note, `${count(message.events)} since the beginning`);
@@ -62,7 +63,7 @@ export function managementView({ signal }) {
     const last = drawn.at(-1);
     byType.show(last ? `Usage by type in ${plural(drawn.length, "month")}. ${columns.at(-1).title}.` : "Nothing yet.", stacks({ columns, axis: axisMoney, gap: 0.45 }));
     typeNames.replaceChildren(legend(names));
-    const rows = drawn.toReversed().map(({ period }) => [month(period), ...names.map((type) => money(of(period, type))), money(sum(names.map((type) => of(period, type))))]);
+    const rows = drawn.toReversed().map(({ period }) => [month(period), ...names.map((type) => amount(of(period, type))), amount(sum(names.map((type) => of(period, type))))]);
     const columnNames = [{ title: "Month" }, ...[...names, "Together"].map((title) => ({ title, number: true }))];
     const open = typeTable.querySelector("details")?.open;
     const node = behind("In numbers", wide("Usage by type and month", table("Usage by type and month", columnNames, rows, { unseenCaption: true })));
@@ -72,9 +73,9 @@ export function managementView({ signal }) {
   const drawMonths = ({ periods, current_period: current }) => {
     const columns = ["Month", "State", "Total", "Customers", "Events", "Invoices", "Revisions", "Adjustments", "Complete"].map((title, n) => ({ title, number: n > 1 && n < 8 }));
     const rows = periods.toReversed().map((each) => [
-      month(each.period), stateCell(each, current), money(each.total), count(each.customers), count(each.events),
+      month(each.period), stateCell(each, current), amount(each.total), count(each.customers), count(each.events),
       each.invoices ? `${count(each.invoices)} for ${money(each.invoiced)}` : "none", count(each.revisions),
-      each.adjusted_events ? `${money(each.adjusted)} in ${plural(each.adjusted_events, "event")}` : "none",
+      each.adjusted_events ? el("span", {}, amount(each.adjusted), ` in ${plural(each.adjusted_events, "event")}`) : "none",
       el("div", { class: "meters" }, ...each.partitions.map((partition) => meter(each, partition))),
     ]);
     keepScroll(months, () => rows.length ? wide("Months", table("Months", columns, rows, { unseenCaption: true })) : el("p", { class: "quiet" }, "No month yet: nothing was billed."));
@@ -86,7 +87,7 @@ export function managementView({ signal }) {
     late.replaceChildren(el("dl", { class: "facts" },
       ...fact("Late events", count(lateEvents), all ? `came after their month had closed, of ${count(all)}` : ""),
       ...fact("Revisions", count(revisions), "invoices issued again for them"),
-      ...fact("Adjustments", money(adjusted), `${plural(adjustedEvents, "event")} of final months, billed in a later one`)));
+      ...fact("Adjustments", amount(adjusted), `${plural(adjustedEvents, "event")} of final months, billed in a later one`)));
   };
   const freshness = followOverview({ show, signal });
   const drawPace = () => {
@@ -133,7 +134,7 @@ function topTable({ top }) {
     const bar = el("span", { class: "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", Math.abs(height(each.total)) / largest);
     const link = el("a", { href: `/?${new URLSearchParams({ customer: each.customer })}` }, name(each.customer));
-    return [el("span", {}, link, bar), money(each.total), count(each.events)];
+    return [el("span", {}, link, bar), amount(each.total), count(each.events)];
   });
   return table("Largest tabs", [{ title: "Customer" }, { title: "Total", number: true }, { title: "Events", number: true }], rows, { unseenCaption: true });
 }

@@ -1,14 +1,17 @@
 // Money: exact texts from the server, shown in the browser's own way. No amount is ever a float here.
+// One rule for all of them: half even to the currency's minor unit, as on the invoice. All six decimals are one hover away.
+
+import { el } from "./dom.js";
 
 const MICROS = 1_000_000n;
 
 let currency = "EUR";
-let rounded, exact, signed;
+let rounded, exact, signed, signedExact;
 
 /** The home's currency, once it is known. */
 export function useCurrency(code) {
   currency = code;
-  rounded = exact = signed = undefined;
+  rounded = exact = signed = signedExact = undefined;
 }
 
 /** Millionths, from a decimal text. */
@@ -36,30 +39,43 @@ export function less(one, other) {
 
 /** In the currency's own digits, as an invoice would round it. */
 export function money(text) {
-  rounded ??= format({ roundingMode: "halfEven" });
+  rounded ??= format({ signDisplay: "negative" });
   return rounded.format(text);
 }
 
 /** The same with its sign, for a difference. */
 export function difference(text) {
-  signed ??= format({ roundingMode: "halfEven", signDisplay: "exceptZero" });
+  signed ??= format({ signDisplay: "exceptZero" });
   return signed.format(text);
 }
 
-/** All six decimals, in parts: what an invoice shows, and the small rest behind it. */
+/** All six decimals, as the ledger keeps them. */
+export function exactMoney(text) {
+  exact ??= format({ minimumFractionDigits: 6, maximumFractionDigits: 6, signDisplay: "negative" });
+  return exact.format(text);
+}
+
+/** An amount as an element: rounded, with all its decimals where it is pointed at. */
+export function amount(text, kind = null) {
+  return el("span", { class: kind, title: exactMoney(text) }, money(text));
+}
+
+/** The same for a difference. */
+export function amountDifference(text) {
+  signedExact ??= format({ minimumFractionDigits: 6, maximumFractionDigits: 6, signDisplay: "exceptZero" });
+  return el("span", { title: signedExact.format(text) }, difference(text));
+}
+
+/** A rounded amount in parts, so that the currency can be drawn lighter. */
 export function moneyParts(text) {
-  exact ??= format({ minimumFractionDigits: 6, maximumFractionDigits: 6 });
-  rounded ??= format({ roundingMode: "halfEven" });
-  const digits = rounded.resolvedOptions().maximumFractionDigits;
-  const parts = [];
-  for (const { type, value } of exact.formatToParts(text)) {
-    if (type !== "fraction") parts.push({ text: value, small: type === "currency" ? "currency" : null });
-    else {
-      if (digits) parts.push({ text: value.slice(0, digits), small: null });
-      parts.push({ text: value.slice(digits), small: "rest" });
-    }
-  }
-  return parts;
+  money(text);
+  return rounded.formatToParts(text).map(({ type, value }) => ({ text: value, small: type === "currency" ? "currency" : null }));
+}
+
+/** Whether rounding took something away. */
+export function isFiner(text) {
+  money(text);
+  return micros(text) % 10n ** BigInt(6 - rounded.resolvedOptions().maximumFractionDigits) !== 0n;
 }
 
 /** For axes and bars only, where a pixel is coarser than any rounding. */
@@ -73,5 +89,5 @@ export function axisMoney(value) {
 }
 
 function format(options) {
-  return new Intl.NumberFormat(undefined, { style: "currency", currency, ...options });
+  return new Intl.NumberFormat(undefined, { style: "currency", currency, roundingMode: "halfEven", ...options });
 }
