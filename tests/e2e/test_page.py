@@ -281,6 +281,20 @@ def test_the_management_page_says_what_the_api_says(url: str, scene: Scene, open
     expect(revenue).not_to_have_attribute("data-total", february["total"])
 
 
+def test_more_types_than_colours_share_one(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    types = [f"type_{letter}" for letter in "abcdefghijkl"]
+    scene = Scene(new_home(tmp_path / "home", SETTINGS.replace("[billing]", f"[billing]\ntypes = {json.dumps(types)}")))
+    scene.bill(*(event("emma", f"{n}.00", "2026-02-19T12:00:00Z", each) for n, each in enumerate(types, start=1)))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        page = open_page(f"{base}/management")
+        expect(page.locator(".legend li")).to_have_text([*types[4:], "4 other types"])
+        drawn = page.get_by_role("img", name="Usage by type in").locator("rect:not(.touch)")
+        expect(drawn).to_have_count(9)
+        # The last part, of the colour that is shared, is as high as the types 1 to 4 together: 10 of 78.
+        heights = [float(rect.get_attribute("height") or 0) for rect in drawn.all()]
+        assert heights[-1] / sum(heights) == pytest.approx(10 / 78, abs=0.01)
+
+
 def test_the_operations_page_shows_the_flow_and_each_batch(
     url: str, scene: Scene, open_page: Callable[..., Page]
 ) -> None:

@@ -12,6 +12,7 @@ import { everyTick } from "./ticker.js";
 import { count, instant, month, plural, short } from "./words.js";
 
 const MONTHS_DRAWN = 6;
+const SERIES_MAX = 9; // as many colours as can be told apart
 const PACE_SECONDS = 60;
 const SAMPLES = 8;
 
@@ -55,14 +56,15 @@ export function managementView({ signal }) {
     const names = [...new Set(types.map((each) => each.type))].sort();
     const drawn = periods.slice(-MONTHS_DRAWN);
     const of = (period, type) => types.find((each) => each.period === period && each.type === type)?.total ?? "0.000000";
+    const series = seriesOf(names, (type) => sum(drawn.map(({ period }) => of(period, type))));
     const columns = drawn.map(({ period }) => ({
       label: month(period, "short"),
       title: `${month(period)}: ${names.map((type) => `${type} ${money(of(period, type))}`).join(", ")}`,
-      parts: names.map((type, series) => ({ value: height(of(period, type)), series })),
+      parts: series.map(({ types: own }, n) => ({ value: height(sum(own.map((type) => of(period, type)))), series: n })),
     }));
     const last = drawn.at(-1);
     byType.show(last ? `Usage by type in ${plural(drawn.length, "month")}. ${columns.at(-1).title}.` : "Nothing yet.", stacks({ columns, axis: axisMoney, gap: 0.45 }));
-    typeNames.replaceChildren(legend(names));
+    typeNames.replaceChildren(legend(series.map((each) => each.name)));
     const rows = drawn.toReversed().map(({ period }) => [month(period), ...names.map((type) => amount(of(period, type))), amount(sum(names.map((type) => of(period, type))))]);
     const columnNames = [{ title: "Month" }, ...[...names, "Together"].map((title) => ({ title, number: true }))];
     const open = typeTable.querySelector("details")?.open;
@@ -112,6 +114,15 @@ export function managementView({ signal }) {
     el("div", { class: "two" }, card("Events in the last minute", paceChart.node), card("Late", late)),
     card("Months", months),
     card("Rejected", rejected.node));
+}
+
+/** A colour for each type; of more types than colours, the largest have their own and the rest share one. */
+function seriesOf(names, totalOf) {
+  if (names.length <= SERIES_MAX) return names.map((name) => ({ name, types: [name] }));
+  const size = (name) => height(totalOf(name).replace("-", ""));
+  const own = new Set([...names].sort((a, b) => size(b) - size(a)).slice(0, SERIES_MAX - 1));
+  const rest = names.filter((name) => !own.has(name));
+  return [...names.filter((name) => own.has(name)).map((name) => ({ name, types: [name] })), { name: plural(rest.length, "other type"), types: rest }];
 }
 
 function figure(title, kind = "") {

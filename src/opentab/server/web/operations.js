@@ -12,7 +12,7 @@ import { everyTick, now } from "./ticker.js";
 import { ago, bytes, capital, clock, count, instant, plural, sentence, short, shortInstant, span } from "./words.js";
 
 const BATCHES_DRAWN = 90;
-const SERIES = [5, 2, 0, 7, 1, 3, 8, 4, 6];
+const SERIES = [8, 0, 1, 2, 3, 4, 5, 6, 7]; // waiting has the most muted one
 const STEPS = ["waiting", "reading", "decoding", "deduping", "tallying", "staging", "planning", "overhead", "committing"];
 const STEP_NAMES = ["waiting in the log", "reading", "decoding", "deduping", "tallying", "staging", "planning by Spark (the one before)", "Spark around the tasks", "committing (the one before)"];
 
