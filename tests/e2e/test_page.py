@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -458,6 +459,38 @@ def test_screenshots(
             ready(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
         page.screenshot(path=folder / f"{view}-{name}-{scheme}.png", full_page=True)
+
+
+# What two texts of a box, or a text and its box, have in common that they should not.
+COLLISIONS = """() => [...document.querySelectorAll(".flow-node")].flatMap((node) => {
+  const place = (each) => each.getBoundingClientRect(), box = place(node.querySelector("rect"));
+  const texts = [...node.querySelectorAll("text")];
+  const cut = texts.filter((text) => place(text).left < box.left || place(text).right > box.right);
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top + 4 < b.bottom && b.top + 4 < a.bottom;
+  const met = texts.flatMap((one, n) => texts.slice(n + 1).filter((other) => meet(place(one), place(other))));
+  return [...cut, ...met].map((text) => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 820, 1440])
+def test_nothing_overlaps_and_no_total_is_hidden(url: str, open_page: Callable[..., Page], width: int) -> None:
+    page = open_page(f"{url}/operations", size=(width, 800), locale="en-US")
+    expect(page.locator(".flow")).to_contain_text(re.compile("[AP]M"))
+    expect(page.locator(".flow-node.up")).to_have_count(5)
+    assert page.evaluate(COLLISIONS) == []
+    page.goto(f"{url}/management")
+    ready(page, "management")
+    page.get_by_text("In numbers").click()
+    for region, header in (("Months", "Total"), ("Usage by type and month", "Together")):
+        table = page.get_by_role("region", name=region, exact=True)
+        expect(table.get_by_role("columnheader").nth(1)).to_have_text(header)
+        for total in table.locator("tbody td:nth-child(2)").all():
+            box = total.bounding_box()
+            assert box is not None and box["x"] + box["width"] <= width, f"{region}: a total is hidden"
+        table.evaluate("(each) => { each.scrollLeft = each.scrollWidth }")
+        month = table.locator("tbody th").first.bounding_box()
+        assert month is not None and month["x"] >= 0, f"{region}: the month scrolls away"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_month_closes_and_a_late_event_revises_it(url: str, scene: Scene, open_page: Callable[..., Page]) -> None:

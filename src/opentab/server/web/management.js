@@ -65,17 +65,18 @@ export function managementView({ signal }) {
     const last = drawn.at(-1);
     byType.show(last ? `Usage by type in ${plural(drawn.length, "month")}. ${columns.at(-1).title}.` : "Nothing yet.", stacks({ columns, axis: axisMoney, gap: 0.45 }));
     typeNames.replaceChildren(legend(series.map((each) => each.name)));
-    const rows = drawn.toReversed().map(({ period }) => [month(period), ...names.map((type) => amount(of(period, type))), amount(sum(names.map((type) => of(period, type))))]);
-    const columnNames = [{ title: "Month" }, ...[...names, "Together"].map((title) => ({ title, number: true }))];
+    const rows = drawn.toReversed().map(({ period }) => [month(period), amount(sum(names.map((type) => of(period, type)))), ...names.map((type) => amount(of(period, type)))]);
+    const columnNames = [{ title: "Month" }, ...["Together", ...names].map((title) => ({ title, number: true }))];
     const open = typeTable.querySelector("details")?.open;
     const node = behind("In numbers", wide("Usage by type and month", table("Usage by type and month", columnNames, rows, { unseenCaption: true })));
     if (open) node.open = true;
     if (document.activeElement?.closest("details") !== typeTable.firstChild || !typeTable.firstChild) typeTable.replaceChildren(node);
   };
   const drawMonths = ({ periods, current_period: current }) => {
-    const columns = ["Month", "State", "Total", "Customers", "Events", "Invoices", "Revisions", "Adjustments", "Complete"].map((title, n) => ({ title, number: n > 1 && n < 8 }));
+    // The total comes right after the month: it is seen on a phone, too, where the rest is scrolled to.
+    const columns = ["Month", "Total", "State", "Customers", "Events", "Invoices", "Revisions", "Adjustments", "Complete"].map((title, n) => ({ title, number: n === 1 || (n > 2 && n < 8) }));
     const rows = periods.toReversed().map((each) => [
-      month(each.period), stateCell(each, current), amount(each.total), count(each.customers), count(each.events),
+      month(each.period), amount(each.total), stateCell(each, current), count(each.customers), count(each.events),
       each.invoices ? `${count(each.invoices)} for ${money(each.invoiced)}` : "none", count(each.revisions),
       each.adjusted_events ? el("span", {}, amount(each.adjusted), ` in ${plural(each.adjusted_events, "event")}`) : "none",
       el("div", { class: "meters" }, ...each.partitions.map((partition) => meter(each, partition))),

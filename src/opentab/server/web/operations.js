@@ -41,10 +41,11 @@ export function operationsView({ signal }) {
   };
   const drawPartitions = ({ periods }) => {
     const known = periods.at(-1)?.partitions ?? [], holds = holder(known);
-    const rows = known.map((each) => [each.partition, instant(each.latest), instant(each.complete_upto), instant(each.arrived),
-      each.idle ? "silent: holds nothing back" : each === holds ? el("strong", { class: "holds" }, "holds the watermark back") : "ahead"]);
+    const rows = known.map((each) => [each.partition,
+      each.idle ? "silent: holds nothing back" : each === holds ? el("strong", { class: "holds" }, "holds the watermark back") : "ahead",
+      instant(each.latest), instant(each.complete_upto), instant(each.arrived)]);
     partitions.replaceChildren(rows.length
-      ? wide("Partitions of the log", table("Partitions of the log", [{ title: "Partition" }, { title: "Newest event" }, { title: "Complete up to" }, { title: "Last arrival" }, { title: "Watermark" }], rows, { unseenCaption: true }))
+      ? wide("Partitions of the log", table("Partitions of the log", [{ title: "Partition" }, { title: "Watermark" }, { title: "Newest event" }, { title: "Complete up to" }, { title: "Last arrival" }], rows, { unseenCaption: true }))
       : el("p", { class: "quiet" }, "Nothing was read from the log yet."));
   };
   const freshness = followOverview({ show, pulse, signal });
