@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -403,6 +404,25 @@ def ready(page: Page, view: str) -> None:
         expect(page.locator(".samples tbody tr")).not_to_have_count(0)
     else:
         expect(page.locator(".chart-stack svg g").first).to_be_attached()
+
+
+def test_an_empty_home_shows_how_to_send_the_first_event(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    with serving(scene.home, workers=1) as base:
+        pages = [open_page(base + path) for path in ("/", "/management", "/operations")]
+        for page in pages:
+            expect(page.get_by_role("heading", name="Send the first event")).to_be_visible()
+            expect(page.get_by_text("opentab ingest")).to_be_visible()
+            assert Axe().run(page).violations_count == 0
+        curl = pages[0].get_by_text("curl ").inner_text()
+        assert curl.startswith(f"curl {base}/v1/events ")
+        assert json.loads(subprocess.check_output(shlex.split(f"{curl} --silent")))["accepted"] == 1
+        terminal = pages[0].get_by_text("opentab ingest").inner_text()
+        assert shlex.split(terminal)[2:] == ["|", "opentab", "ingest", "--home", "DIR"]
+        scene.bill(shlex.split(terminal)[1])
+        for page in pages:
+            expect(page.get_by_role("heading", name="Send the first event")).to_be_hidden()
+        expect(pages[0].locator(".chip")).to_contain_text("ann")
 
 
 def test_the_keyboard_is_enough(url: str, open_page: Callable[..., Page]) -> None:

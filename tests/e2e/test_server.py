@@ -163,7 +163,10 @@ def test_an_overview_is_all_of_one_position(url: str) -> None:
 
 def test_no_token_is_needed_here_and_the_page_is_told_so(url: str) -> None:
     told = httpx.get(f"{url}/session").json()
-    assert told == {"tokens": False, "role": None, "customer": None, "currency": "EUR", "zone": "UTC"}
+    types = ["MESSAGE", "DATA", "CALL", "PACK", "MISC"]
+    assert told == {
+        "tokens": False, "role": None, "customer": None, "currency": "EUR", "zone": "UTC", "types": types
+    }  # fmt: skip
     assert httpx.post(f"{url}/session", json={"token": "a"}).status_code == 404
     assert httpx.get(url).headers["content-type"] == "text/html; charset=utf-8"
 

@@ -183,6 +183,7 @@ def test_signing_in_keeps_the_token_in_a_cookie_for_reads_only(url: str, home: H
     with httpx.Client(base_url=url) as browser:
         before = browser.get("/session").json()
         assert (before["tokens"], before["role"], before["customer"], before["currency"]) == (True, None, None, "EUR")
+        assert before["types"] == [], "who has shown no token is not told"
         assert browser.get("/v1/customers/ann").status_code == 401
         answer = browser.post("/session", json={"token": text})
         assert (answer.status_code, answer.json()["role"], answer.json()["customer"]) == (200, "customer", "ann")

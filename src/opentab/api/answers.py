@@ -419,6 +419,7 @@ class Session(Shape, frozen=True):
     customer: str | None
     currency: str
     zone: str
+    types: Annotated[list[str], _says("of events; empty where a token is needed and none was given")] = []
 
 
 class Alive(Shape, frozen=True):

@@ -25,6 +25,7 @@ def add_routes(api: FastAPI, home: Home, gate: Gate | None) -> None:
             customer=token.customer if token else None,
             currency=home["billing.currency"],
             zone=home["billing.zone"],
+            types=list(home["billing.types"]) if gate is None or token else [],
         )
 
     def is_secure(request: Request) -> bool:

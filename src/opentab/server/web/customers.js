@@ -4,6 +4,7 @@ import { getIfThere, get, path } from "./api.js";
 import { announce } from "./announcer.js";
 import { customerCard } from "./customer.js";
 import { el, name, say } from "./dom.js";
+import { firstRun } from "./first_run.js";
 import { follow } from "./feed.js";
 import { money } from "./money.js";
 import { search } from "./search.js";
@@ -39,7 +40,7 @@ export function customersView({ url, session, signal, go }) {
   const heading = el("h1", { class: "unseen", tabindex: "-1" }, own === null ? "Customers" : "Your tab");
   const chooser = own === null ? search({ choose, signal, label: customers.length ? "Another customer" : "Customer" }) : null;
   return el("div", { class: "view" }, heading,
-    customers.length ? chooser : welcome(chooser, choose, signal),
+    customers.length ? chooser : welcome(session, chooser, choose, signal),
     el("div", { class: customers.length > 1 ? "cards side-by-side" : "cards" }, ...cards.map((card) => card.node)));
 }
 
@@ -77,11 +78,13 @@ async function poll(customers, signal) {
 }
 
 /** Nobody is chosen yet: the largest tabs are a way in, and they tick. */
-function welcome(chooser, choose, signal) {
+function welcome(session, chooser, choose, signal) {
   const list = el("ul", { class: "chips" });
   const title = el("h2", { class: "quiet" });
+  const ask = el("div", { class: "view" }, el("p", { class: "lead" }, "Whose tab?"), chooser, title, list), empty = firstRun(session, [ask]);
   let shown = [];
-  const draw = ({ period, items }) => {
+  const draw = ({ position, period, items }) => {
+    empty.show(position);
     say(title, items.length ? `Largest tabs of ${month(period)}` : "Nothing was billed yet. Names appear here with the first events.");
     const names = items.map((item) => item.customer);
     if (names.join("\n") !== shown.join("\n")) {
@@ -92,14 +95,14 @@ function welcome(chooser, choose, signal) {
     }
     [...list.querySelectorAll(".amount")].forEach((amount, n) => say(amount, money(items[n].total)));
   };
-  const ask = async () => {
+  const look = async () => {
     try {
       draw(await get(path(["v1", "customers"], { order: "-total", limit: CHIPS }), signal));
     } catch {
       if (!signal.aborted) say(title, "The server does not answer. It is asked again.");
     }
-    if (!signal.aborted) setTimeout(ask, CHIPS_MS);
+    if (!signal.aborted) setTimeout(look, CHIPS_MS);
   };
-  ask();
-  return el("section", { class: "welcome" }, el("p", { class: "lead" }, "Whose tab?"), chooser, title, list);
+  look();
+  return el("section", { class: "welcome" }, empty.node, ask);
 }

@@ -5,6 +5,7 @@ import { behind, Chart, legend, stacks } from "./chart.js";
 import { el, escaped, mark, name, say, table, wide } from "./dom.js";
 import { stamp } from "./freshness.js";
 import { amount, axisMoney, exactMoney, height, money, moneyParts, sum } from "./money.js";
+import { firstRun } from "./first_run.js";
 import { followOverview } from "./overview.js";
 import { Pace } from "./pace.js";
 import { badge, completeness, standing, waitsFor } from "./standing.js";
@@ -17,7 +18,7 @@ const PACE_SECONDS = 60;
 const SAMPLES = 8;
 
 /** The view, live. */
-export function managementView({ signal }) {
+export function managementView({ session, signal }) {
   const pace = new Pace();
   let state = null;
 
@@ -29,10 +30,11 @@ export function managementView({ signal }) {
   const byType = new Chart({ height: 340, signal });
   const typeNames = el("div"), typeTable = el("div");
   const top = el("div"), months = el("div"), late = el("div");
-  const rejected = rejections(signal);
+  const rejected = rejections(signal), all = el("div", { class: "view" }), empty = firstRun(session, [all]);
 
   const show = (message) => {
     const first = state === null;
+    empty.show(message.position);
     state = message;
     if (first) get("/v1/batches?limit=200", signal).then((answer) => pace.seed(answer.items, message.events)).catch(() => {});
     pace.see(message.events);
@@ -106,8 +108,7 @@ export function managementView({ signal }) {
   };
   everyTick(drawPace, signal);
 
-  return el("div", { class: "view" },
-    el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Management"), stamp(freshness, signal, "Management")),
+  all.append(
     el("div", { class: "figures" }, revenue.node, rate.node, events.node, customers.node),
     el("div", { class: "two" },
       card("Usage by type", byType.node, typeNames, typeTable),
@@ -115,6 +116,9 @@ export function managementView({ signal }) {
     el("div", { class: "two" }, card("Events in the last minute", paceChart.node), card("Late", late)),
     card("Months", months),
     card("Rejected", rejected.node));
+  return el("div", { class: "view" },
+    el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Management"), stamp(freshness, signal, "Management")),
+    empty.node, all);
 }
 
 /** A colour for each type; of more types than colours, the largest have their own and the rest share one. */

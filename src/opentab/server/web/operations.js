@@ -3,6 +3,7 @@
 import { get, Refreshed } from "./api.js";
 import { behind, Chart, legend, stacks } from "./chart.js";
 import { el, mark, say, table, wide } from "./dom.js";
+import { firstRun } from "./first_run.js";
 import { Flow } from "./flow.js";
 import { FRESH_MS_MAX, stamp } from "./freshness.js";
 import { followOverview } from "./overview.js";
@@ -17,10 +18,13 @@ const STEPS = ["waiting", "reading", "decoding", "deduping", "tallying", "stagin
 const STEP_NAMES = ["waiting in the log", "reading", "decoding", "deduping", "tallying", "staging", "planning by Spark (the one before)", "Spark around the tasks", "committing (the one before)"];
 
 /** The view, live; it goes on with the last known numbers. */
-export function operationsView({ signal }) {
+export function operationsView({ session, signal }) {
   const pace = new Pace(), flow = new Flow(signal);
   const figures = el("div"), sparkUi = el("p", { class: "quiet" }), partitions = el("div"), replicas = el("div"), sink = el("section", { class: "card" }), alarm = el("div", { role: "alert" });
   const charts = batchCharts(signal), delays = el("div", { class: "delays" });
+  const batchCard = el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node, delays);
+  const partitionCard = el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions);
+  const empty = firstRun(session, [batchCard, partitionCard]);
   let state = null, beat = null;
 
   const batches = new Refreshed(async () => {
@@ -31,6 +35,7 @@ export function operationsView({ signal }) {
   const show = (message) => {
     if (message.position !== state?.position) batches.wanted();
     state = message;
+    empty.show(message.position);
     pace.see(message.events);
     pulse(message);
     drawPartitions(message);
@@ -76,8 +81,7 @@ export function operationsView({ signal }) {
     el("div", { class: "view-top" }, el("h1", { tabindex: "-1" }, "Operations"), stamp(freshness, signal, "Operations")),
     alarm,
     el("section", { class: "card" }, el("h2", {}, "The flow"), flow.node, figures),
-    el("section", { class: "card" }, el("h2", {}, "Batches"), sparkUi, charts.node, delays),
-    el("section", { class: "card" }, el("h2", {}, "What holds the watermark back"), partitions),
+    empty.node, batchCard, partitionCard,
     el("section", { class: "card" }, el("h2", {}, "Replicas"), replicas), sink);
 }
 
