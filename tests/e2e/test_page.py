@@ -425,6 +425,31 @@ def test_an_empty_home_shows_how_to_send_the_first_event(tmp_path: Path, open_pa
         expect(pages[0].locator(".chip")).to_contain_text("ann")
 
 
+def test_the_search_finds_names_of_all_months_in_capitals_or_not(
+    tmp_path: Path, open_page: Callable[..., Page]
+) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    scene.bill(event("Emma GmbH", "1.00", "2026-01-10T00:00:00Z"), event("ÉMILE", "2.00", "2026-01-10T00:00:00Z"))
+    scene.bill(event("emma", "3.00", "2026-02-19T00:00:00Z"), event("noah", "4.00", "2026-02-19T00:00:00Z"))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        wait_for(lambda: position(base) == scene.position, "the replica was there")
+        page = open_page(f"{base}/", locale="en-GB")
+        field, options = page.get_by_role("combobox"), page.get_by_role("option")
+        for typed in ("emm", "EMM", "eMM"):
+            field.fill(typed)
+            expect(options).to_have_text(["emma€3.00", "Emma GmbHJan 2026 €1.00"])
+        field.fill("émi")
+        expect(options).to_have_text(["ÉMILEJan 2026 €2.00"])
+        field.fill("emma g")
+        expect(options).to_have_text(["Emma GmbHJan 2026 €1.00"])
+        options.click()
+        expect(card(page, "Emma GmbH")).to_be_visible()
+        field.fill("nobody")
+        expect(options).to_contain_text(["No name begins like that."])
+        answer = httpx.get(f"{base}/v1/customers?any_month=true&prefix=n&period=2026-01")
+        assert (answer.status_code, answer.json()["detail"]) == (422, "any_month goes with prefix and limit alone")
+
+
 def test_the_keyboard_is_enough(url: str, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url}/management")
     expect_live(page)

@@ -120,6 +120,7 @@ class CustomerTotal(Shape, frozen=True):
     total: Amount
     events: Count
     last_event: Instant | None
+    period: Annotated[Period | UnsetType, _says("the newest one of this customer, where all months were asked")] = UNSET
 
 
 class Customers(Fresh, frozen=True):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import asdict
 
 from opentab.api.answers import (
@@ -39,6 +41,7 @@ from opentab.replica.store import PERIOD_BYTES, SEPARATOR, Snapshot
 from opentab.replica.top_customers import TOP, Tops
 from opentab.replica.wide import read_cell
 from opentab.server.archive import Archive
+from opentab.server.name_search import spellings
 from opentab.server.position_view import Moment
 
 LIST_MAX = 1_000
@@ -290,6 +293,20 @@ class Answers:
         behind = None if after is None else after.encode()
         scanned = blocks.scan(self._snapshot, period.encode(), prefix.encode(), after=behind)
         return [_customer(name.decode(), row) for name, row in islice(scanned, min(limit, LIST_MAX))]
+
+    def customers_of_any_month(self, prefix: str, *, limit: int) -> list[CustomerTotal]:
+        """The customers of the replica's months whose names begin like this, in capitals or not, newest month first."""
+        found: dict[str, CustomerTotal] = {}
+        for period in reversed(self.moment.periods):
+            if period <= self.moment.cold_upto or len(found) >= limit:
+                break
+            for begin in spellings(prefix, is_begun=partial(self._is_begun, period)):
+                for one in self.customers(period, prefix=begin, limit=limit):
+                    found.setdefault(one.customer, structs.replace(one, period=period))
+        return list(islice(found.values(), limit))
+
+    def _is_begun(self, period: Period, text: str) -> bool:
+        return bool(self.customers(period, prefix=text, limit=1))
 
     def top_customers(
         self, period: Period, *, prefix: str = "", after: str | None = None, limit: int = 100

@@ -11,6 +11,7 @@ from opentab.api.answers import Current, Customers, CustomerTotal, OnePeriodTota
 from opentab.server.answers import LIST_MAX, Answers
 from opentab.server.params import CustomerPart, FirstDay, LastDay, PeriodPart, PeriodQuery, conditions_of, days_of, sent
 from opentab.server.paths import name_of
+from opentab.server.problem import Problem
 from opentab.server.queries import Conditions, Desk
 from opentab.server.schemas import answer
 
@@ -29,13 +30,20 @@ def add_routes(api: FastAPI, desk: Desk) -> None:
         order: Annotated[
             Literal["customer", "-total"], Query(description="by name, or the largest totals")
         ] = "customer",
+        any_month: Annotated[
+            bool, Query(description="search: the prefix in capitals or not, in all months of the replica, newest first")
+        ] = False,
         conditions: Conditions = asking,
     ) -> Response:
         """The customers of a period by name, or the thousand with the largest totals, a page at a time."""
+        if any_month and (period or after is not None or order != "customer"):
+            raise Problem(422, "any_month goes with prefix and limit alone")
 
         def ask(answers: Answers) -> Customers:
             of = period or answers.moment.current_period
-            if of is None:
+            if any_month:
+                items = answers.customers_of_any_month(prefix, limit=limit)
+            elif of is None:
                 items = list[CustomerTotal]()
             elif order == "-total":
                 items = answers.top_customers(of, prefix=prefix, after=after, limit=limit)

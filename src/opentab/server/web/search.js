@@ -2,8 +2,8 @@
 
 import { get, path, Refreshed } from "./api.js";
 import { el, mark, name, say } from "./dom.js";
-import { money } from "./money.js";
-import { plural } from "./words.js";
+import { amount } from "./money.js";
+import { month, plural } from "./words.js";
 
 const FOUND_MAX = 8;
 
@@ -38,7 +38,7 @@ export function search({ choose, signal, label = "Customer" }) {
   };
   const ask = new Refreshed(async () => {
     const typed = field.value;
-    const answer = await get(path(["v1", "customers"], { prefix: typed, limit: FOUND_MAX }), signal);
+    const answer = await get(path(["v1", "customers"], { any_month: true, prefix: typed, limit: FOUND_MAX }), signal);
     if (field.value !== typed || document.activeElement !== field) return ask.wanted();
     names = answer.items.map((item) => item.customer);
     list.replaceChildren(...answer.items.map((item, n) => {
@@ -47,11 +47,11 @@ export function search({ choose, signal, label = "Customer" }) {
         take(item.customer);
       };
       return el("li", { id: `found-${n}`, role: "option", "aria-selected": "false", on: { mousedown: press } },
-        name(item.customer), el("span", { class: "amount" }, money(item.total)));
+        name(item.customer), el("span", { class: "amount" }, item.period === answer.period ? null : `${month(item.period, "short")} `, amount(item.total)));
     }));
     if (!names.length && typed) {
       list.replaceChildren(el("li", { class: "quiet", role: "option", "aria-disabled": "true", "aria-selected": "false" },
-        "No name of this month begins like that. Enter opens it all the same."));
+        "No name begins like that. Enter opens it all the same."));
     }
     mark(list, "hidden", list.children.length ? null : "");
     mark(field, "aria-expanded", list.children.length ? "true" : "false");
