@@ -450,6 +450,39 @@ def test_the_search_finds_names_of_all_months_in_capitals_or_not(
         assert (answer.status_code, answer.json()["detail"]) == (422, "any_month goes with prefix and limit alone")
 
 
+def test_an_event_is_looked_up_by_its_id(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    scene = Scene(new_home(tmp_path / "home", SETTINGS))
+    good = {**json.loads(event("emma", "8.0898", "2026-01-19T12:00:00Z")), "id": "a/1"}
+    scene.bill(json.dumps(good), json.dumps({**good, "id": "a2", "type": "<b>FAX</b>"}))
+    scene.bill(event("noah", "1.00", "2026-02-03T00:00:00Z"))
+    with scene.beating(), serving(scene.home, workers=1) as base:
+        wait_for(lambda: position(base) == scene.position, "the replica was there")
+        page = open_page(f"{base}/events", size=(390, 800))
+        page.get_by_label("Event id").fill("a/1")
+        page.keyboard.press("Enter")
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("Counted")
+        expect(facts).to_contain_text("€8.09")
+        expect(facts.get_by_title("€8.089800")).to_be_visible()
+        place = httpx.get(f"{base}/v1/events/a%2F1").json()["place"]
+        expect(facts).to_contain_text(place)
+        expect(facts.get_by_role("link", name="January 2026, revision 1")).to_be_visible()
+        assert Axe().run(page).violations_count == 0
+        page.get_by_label("Event id").fill("a2")
+        page.get_by_role("button", name="Look up").click()
+        expect(facts).to_contain_text("Rejected")
+        expect(page.get_by_role("region", name="Rejections of this id")).to_contain_text("unknown_type")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.get_by_label("Event id").fill("a3")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status").filter(has_text="No event")).to_contain_text("within the dedupe window.")
+        page.go_back()
+        expect(facts).to_contain_text("Rejected")
+        page.goto(f"{base}/events?id=a/1")
+        page.get_by_role("link", name="emma").click()
+        expect(card(page, "emma")).to_be_visible()
+
+
 def test_the_keyboard_is_enough(url: str, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url}/management")
     expect_live(page)

@@ -1,4 +1,4 @@
-"""/, /management and /operations: the page. One shell for all three; what it shows, its scripts ask for."""
+"""/, /management, /operations and /events: the page. One shell for all; what it shows, its scripts ask for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import FastAPI, Header, Response
 from opentab.server.problem import Problem
 from opentab.server.webfiles import SHELL, WebFile, web_files
 
-VIEWS = ("/", "/management", "/operations")
+VIEWS = ("/", "/management", "/operations", "/events")
 
 Seen = Annotated[str | None, Header(alias="if-none-match")]
 

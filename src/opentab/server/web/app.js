@@ -6,6 +6,7 @@ import { useZone } from "./words.js";
 import { go, route } from "./router.js";
 import { signedIn, signIn, whenRefused, whoIsHere } from "./session.js";
 import { customersView } from "./customers.js";
+import { eventsView } from "./events.js";
 import { managementView } from "./management.js";
 import { operationsView } from "./operations.js";
 
@@ -13,6 +14,7 @@ const VIEWS = {
   "/": { title: "Customers", show: customersView, everyone: true },
   "/management": { title: "Management", show: managementView },
   "/operations": { title: "Operations", show: operationsView },
+  "/events": { title: "Events", show: eventsView },
 };
 const AGAIN_MS = 2000;
 
