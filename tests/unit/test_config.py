@@ -76,3 +76,16 @@ def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("12h", 43_200), ("1d12h", 129_600), ("250ms", 0.25), ("0s", 0)])
 def test_durations(text: str, seconds: float) -> None:
     assert config.parse_duration(text).total_seconds() == seconds
+
+
+def test_spark_on_this_machine_asks_who_calls_it_and_encrypts(tmp_path: Path) -> None:
+    from opentab.billing.session import settings_of
+
+    (tmp_path / "opentab.toml").write_text('[spark]\nmaster = "spark://elsewhere:7077"\n')
+    local, cluster = (
+        settings_of(config.load(tmp_path / "none"), reads_rows=False),
+        settings_of(config.load(tmp_path), reads_rows=False),
+    )
+    asked = ("spark.authenticate", "spark.network.crypto.enabled")
+    assert [local.get(name) for name in asked] == ["true", "true"]
+    assert [cluster.get(name) for name in asked] == [None, None]  # all of the cluster must be told: docs/cluster.md
