@@ -332,6 +332,8 @@ def test_every_answer_is_what_the_document_says(open_api: Any) -> None:
             def check(case: Any) -> None:
                 if isinstance((case.query or {}).get("min_position"), int):
                     case.query["min_position"] %= 8  # a later one is waited for
+                if (case.query or {}).get("any_month"):  # no document can say that it goes without these
+                    case.query = {k: v for k, v in case.query.items() if k not in ("period", "after", "order")}
                 if waits_in_vain(case.query or {}):
                     case.query["timeout"] = 0
                 answer = case.call()
