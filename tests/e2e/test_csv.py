@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledgers import SETTINGS, bill, new_home
+from opentab.api.answers import Invoices
 from opentab.billing.delivery import deliver
 from opentab.core.periods import Calendar
 from opentab.runtime.config import Home
@@ -65,7 +66,9 @@ def test_commands(billed: Home, command: tuple[str, ...]) -> None:
 
 
 def test_the_server(billed: Home) -> None:
-    body = {"items": json_lines(opentab("invoices", "--format", "json", home=billed).stdout)}
+    fresh = {"position": 1, "invoices_position": 1, "watermark": None, "as_of": None, "staleness_ms": None}
+    items = json_lines(opentab("invoices", "--format", "json", home=billed).stdout)
+    body = msgspec.convert({"items": items, "source": "replica", **fresh}, Invoices)
     rows = rows_of(form_wanted("csv", None, Calendar("UTC")).write(body).decode())
     assert {row["customer"] for row in rows} - {"zoe"} == set(BEHIND)
     assert {row["type"] for row in rows} == {"CALL", "'-x"}
