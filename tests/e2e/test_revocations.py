@@ -204,7 +204,7 @@ def is_known(revocations: Revocations, id_: str) -> bool:
 
 def test_no_token_is_accepted_before_the_first_list(store: BucketServer, tmp_path: Path) -> None:
     settings = store.settings(tmp_path.name, f"http://127.0.0.1:{free_port()}")
-    app = App(build(keyed_home(tmp_path / "home", settings)).app)
+    app = App(build(keyed_home(tmp_path / "home", settings)))
     answer = app.get("/v1/periods", headers={"authorization": f"Bearer {token()}"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert answer.json()["detail"] == "the list of revoked tokens cannot be read now"
