@@ -402,11 +402,24 @@ def test_compressed_files_and_streams_are_taken_as_such(
     assert segment.read_bytes().count(event().encode()) == 3
 
 
-def test_a_damaged_archive_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "events.gz").write_bytes(gzip.compress(event().encode() * 1000)[:-9])
-    wrong = opentab("ingest", tmp_path / "events.gz", home=tmp_path / "home", check=False)
-    assert wrong.returncode == 2
-    assert "events.gz is damaged" in wrong.stderr
+@pytest.mark.parametrize("packed", [gzip.compress, lambda data: pa.compress(data, "zstd", asbytes=True)])
+def test_a_damaged_archive_is_a_sentence(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+    whole = packed(event().encode() * 1000)
+    for damaged in (whole[:-9], whole[: len(whole) // 2] + b"\xff" * 9):
+        (tmp_path / "events.packed").write_bytes(damaged)
+        wrong = opentab("ingest", tmp_path / "events.packed", home=tmp_path / "home", check=False)
+        assert wrong.returncode == 2
+        assert "events.packed is damaged" in wrong.stderr
+
+
+def test_a_named_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["sh", "-c", f"exec cat > {tmp_path / 'pipe'}"], stdin=subprocess.PIPE) as writer:
+        assert writer.stdin is not None
+        writer.stdin.write(f"{event()}\n{event()}\n".encode())
+        writer.stdin.close()
+        done = opentab("ingest", tmp_path / "pipe", home=tmp_path / "home")
+    assert "2 lines are in the log" in done.stderr
 
 
 def test_ingest_says_at_once_what_will_be_rejected(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from background import repeated
 from ledgers import bill, bill_waiting, new_home
 from opentab.client import AsyncClient, Client, ClientError, LiveTypes, NotAllowed, NotThere, Unavailable, Unreachable
 from opentab.client.exchange import Policy, Servers, Stream
@@ -365,16 +366,5 @@ def test_the_snippets_of_the_document_run(open_home: Home) -> None:
 @contextmanager
 def billed_at_once(home: Home) -> Iterator[None]:
     """What comes is billed, as by a pipeline."""
-    ended = threading.Event()
-
-    def play() -> None:
-        while not ended.wait(0.1):
-            bill_waiting(home)
-
-    billing = threading.Thread(target=play)
-    billing.start()
-    try:
+    with repeated(lambda: bill_waiting(home), every_seconds=0.1):
         yield
-    finally:
-        ended.set()
-        billing.join()

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from background import repeated
 from ledgers import new_home
 from opentab.replica.presence import tell
 from opentab.runtime.config import Home
@@ -364,20 +364,13 @@ def test_the_operations_page_shows_what_waits_to_be_delivered(tmp_path: Path, op
 @contextmanager
 def _saying(home: Home, said: list[Backlog]) -> Iterator[None]:
     """What a deliverer says, played: five times a second."""
-    ends = threading.Event()
     home.sinks_path.mkdir()
 
     def say() -> None:
-        while not ends.wait(0.2):
-            write_backlog(home.sinks_path, msgspec.structs.replace(said[0], at_us=time.time_ns() // 1000))
+        write_backlog(home.sinks_path, msgspec.structs.replace(said[0], at_us=time.time_ns() // 1000))
 
-    thread = threading.Thread(target=say)
-    thread.start()
-    try:
+    with repeated(say, every_seconds=0.2):
         yield
-    finally:
-        ends.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

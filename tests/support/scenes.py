@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
+from background import repeated
 from ledgers import bill
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat, write_heartbeat
@@ -58,22 +58,15 @@ class Scene:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Say five times a second that the pipeline lives, while it does."""
-        ends = threading.Event()
 
         def beat() -> None:
-            while not ends.wait(0.2):
-                if self.alive:
-                    at_us = time.time_ns() // 1000
-                    one = Heartbeat(at_us, "run", os.getpid(), True, self.position, True, at_us, 0, self.position)
-                    write_heartbeat(self.home.ledger, one)
+            if self.alive:
+                at_us = time.time_ns() // 1000
+                one = Heartbeat(at_us, "run", os.getpid(), True, self.position, True, at_us, 0, self.position)
+                write_heartbeat(self.home.ledger, one)
 
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        with repeated(beat, every_seconds=0.2):
             yield
-        finally:
-            ends.set()
-            thread.join()
 
     def _use(self, day: datetime) -> str:
         dice = self._dice

@@ -101,8 +101,7 @@ class Pipeline:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._batches = self._events = self._rejections = 0
-        self._batch_seconds = 0.0
-        self._batch_times: deque[float] = deque(maxlen=BATCH_TIMES)
+        self._batch_times: deque[float] = deque(maxlen=BATCH_TIMES)  # in seconds, the last one at the end
         self._query: Stream | None = None
         self._late_at = float("-inf")  # when a batch was last late
         self._caught_up_us: int | None = None
@@ -459,7 +458,6 @@ class Pipeline:
         self._source_trouble = None
         self._quiet_since = self._trouble_since = time.monotonic()
         self._watchdog.rest()
-        self._batch_seconds = seconds
         self._batch_times.append(seconds)
         if record.steps_ms.get("waiting", 0.0) + seconds * 1000 > LATE_MS:
             self._late_at = time.monotonic()
@@ -494,7 +492,7 @@ class Pipeline:
             rejections=self._rejections,
             unread=self._unread,
             unit=self._job.source.unit,
-            seconds=self._batch_seconds,
+            seconds=self._batch_times[-1] if self._batch_times else 0.0,
             invoices=self._invoices,
             trouble=self._trouble(),
         )

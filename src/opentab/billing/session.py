@@ -181,7 +181,7 @@ def warm_workers(spark: SparkSession, tag: str) -> None:
 
 
 def warm_stream(spark: SparkSession, checkpoint: Path) -> None:
-    """Let Java load what a streaming query needs, with one batch of a query that bills nothing."""
+    """Start Spark's Python workers, and let all load what a query needs: one batch of one that bills nothing."""
     from opentab.billing.task import RESULT_SCHEMA, warm_up
 
     done, directory = threading.Event(), checkpoint / "warm-up"

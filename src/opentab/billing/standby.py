@@ -1,6 +1,6 @@
 """`opentab run --standby`: a second pipeline that waits with Spark up, and takes over by itself.
 
-1. start Spark and its workers
+1. start Spark and its workers, and let them run a query once
 2. watch the leader's heartbeat, which changes every second. Only our own monotonic clock counts, so the clocks of two
    machines need not agree
 3. the heartbeat has stopped, or the leader's batch hangs: claim the home and bill
@@ -20,7 +20,7 @@ from contextlib import suppress
 from py4j.protocol import Py4JError
 
 from opentab.billing.run import Pipeline, Progress
-from opentab.billing.session import open_session, warm_stream, warm_workers
+from opentab.billing.session import open_session, warm_stream
 from opentab.core.errors import Fenced
 from opentab.runtime.config import Home
 from opentab.runtime.heartbeat import Heartbeat, look_at_heartbeat
@@ -54,7 +54,6 @@ class Standby:
         """Wait and bill until told to stop. Returns what was billed; None if it was never its turn."""
         spark = open_session(self._home)
         try:
-            warm_workers(spark, "standby")
             warm_stream(spark, self._home.checkpoint_path)
             while self._waits():
                 self._pipeline = Pipeline(self._home, take_over=True, spark=spark, watch=self._watch, say=self._say)

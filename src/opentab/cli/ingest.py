@@ -7,10 +7,12 @@ import os
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
@@ -52,12 +54,14 @@ def ingest(home: Home, files: tuple[Path, ...], partition: str | None) -> None:
     try:
         for file in files or (Path("-"),):
             if str(file) == "-":
-                append(_stream(sys.stdin.buffer), cast("Appends", producer), lines_max=lines_max)
+                append(
+                    _stream(cast("BufferedReader", sys.stdin.buffer)), cast("Appends", producer), lines_max=lines_max
+                )
                 continue
             with file.open("rb") as handle, progress_bar(file.stat().st_size, str(file)) as advance:
-                chunks = file_chunks(_plain(handle, _peeked(handle)))
+                chunks = file_chunks(_unpacked(handle) or handle)
                 append(chunks, cast("Appends", producer), lines_max=lines_max, progress=lambda _, size: advance(size))
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except Damaged as error:
         raise InputError(f"{file} is damaged: {error}", hint=f"{producer.written()}; nothing after them") from error
     except OpentabError as error:
         if producer.unsure:
@@ -79,7 +83,7 @@ class _Judged:
         self._producer = producer
         self._home = home
         self._total = 0
-        self._count_by_reason: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()  # by reason
         self._examples: dict[str, str] = {}
 
     def append(self, body: bytes) -> int:
@@ -96,9 +100,9 @@ class _Judged:
 
     def warn(self) -> None:
         """Say what will be rejected and why, with an example of each."""
-        for reason, count in sorted(self._count_by_reason.items()):
+        for reason, count in sorted(self._counts.items()):
             terminal.complain(f"{terminal.plural(count, 'line')} will be rejected: {reason}. {self._examples[reason]}")
-        if self._count_by_reason:
+        if self._counts:
             terminal.complain(
                 "they are kept in the log; after the next run, opentab rejections --export gives them back"
             )
@@ -120,49 +124,45 @@ class _Judged:
                     shown = shown[:EXAMPLE_CHARACTERS_MAX] + "…"
                 detail = f" ({terminal.printable(refusal.detail)})" if refusal.detail else ""
                 self._examples[reason] = f"The first is line {self._total + at + 1}{detail}: {shown}"
-            self._count_by_reason[reason] = self._count_by_reason.get(reason, 0) + 1
+            self._counts[reason] += 1
 
 
-def _peeked(handle: BinaryIO) -> bytes:
-    head = handle.read(len(ZSTD))
-    handle.seek(0)
-    return head
+class Damaged(Exception):
+    """A compressed file cannot be unpacked to its end."""
 
 
-def _plain(handle: BinaryIO, head: bytes) -> BinaryIO:
-    """What a file says, unpacked where it is compressed."""
+class _Unpacked:
+    """What a compressed file or stream says."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        try:
+            return bytes(self._file.read(size))
+        except (EOFError, OSError, zlib.error) as error:
+            raise Damaged(str(error)) from error
+
+
+def _unpacked(handle: BufferedReader) -> BinaryIO | None:
+    """What it says, where it is compressed: its first bytes tell, and stay to be read."""
+    head = handle.peek(len(ZSTD))
     if head.startswith(GZIP):
-        return cast("BinaryIO", gzip.open(handle))
-    if head == ZSTD:
+        return cast("BinaryIO", _Unpacked(gzip.open(handle)))
+    if head.startswith(ZSTD):
         import pyarrow as pa
 
-        return cast("BinaryIO", pa.CompressedInputStream(pa.PythonFile(handle, "r"), "zstd"))
-    return handle
+        return cast("BinaryIO", _Unpacked(pa.CompressedInputStream(pa.PythonFile(handle, "r"), "zstd")))
+    return None
 
 
 def _stream(handle: BinaryIO) -> Iterator[bytes | None]:
     """Standard input, piece by piece, unpacked where it is compressed."""
     from opentab.log.ingest import file_chunks, stream_chunks
 
-    head = os.read(handle.fileno(), 1 << 16)
-    if head.startswith((GZIP, ZSTD)):
-        return file_chunks(_plain(_Rejoined(head, handle), head[: len(ZSTD)]))  # type: ignore[arg-type]
-    return chain([head] if head else [], stream_chunks(handle))
-
-
-class _Rejoined:
-    """A stream of which the head was read already."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head = head
-        self._rest = rest
-        self.closed = False
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            taken, self._head = self._head[:size], self._head[size:]
-            return taken
-        return self._rest.read(size)
-
-    def close(self) -> None:
-        self.closed = True
+    assert isinstance(handle, BufferedReader)
+    unpacked = _unpacked(handle)
+    if unpacked is not None:
+        return file_chunks(unpacked)
+    # What was read to look at comes first: stream_chunks reads past Python's buffer.
+    return chain([head] if (head := handle.read1(len(handle.peek()))) else [], stream_chunks(handle))

@@ -18,6 +18,7 @@ import msgspec
 
 from opentab.core.records import KINDS, BatchRecord, PartitionState, TaskTimes
 from opentab.runtime.heartbeat import DRIVER, Heartbeat, Work
+from opentab.runtime.terminal import plural
 
 LATE_MS = 1_000.0  # from an event's arrival to its commit: the goal is a second
 BATCHES = 20  # that are looked at: what was slow before them may be over
@@ -302,7 +303,7 @@ def behind(replicas: Iterable[Replica], beat: Heartbeat, pace: Pace | None) -> I
         lag_ms = (batches - 1) * pace.interval if pace is not None else 0.0
         if batches <= 0 or max(silent_ms, lag_ms) < REPLICA_MS_MAX:
             continue
-        fact = f"replica {one.name} is {_count(batches, 'batch', 'batches')} behind"
+        fact = f"replica {one.name} is {plural(batches, 'batch', 'batches')} behind"
         if silent_ms >= REPLICA_MS_MAX:
             yield Cause(
                 Name.REPLICA,
@@ -340,7 +341,7 @@ def holding_back(partitions: Mapping[str, PartitionState], *, idle_after_us: int
 
 
 def _sentence(pace: Pace | None, beat: Heartbeat, *, is_late: bool, is_explained: bool) -> str:
-    waits = _count(beat.unread_segments, beat.unread_unit.removesuffix("s"), beat.unread_unit)
+    waits = plural(beat.unread_segments, beat.unread_unit.removesuffix("s"), beat.unread_unit)
     verb = "waits" if beat.unread_segments == 1 else "wait"
     if pace is None:
         return f"no batch to judge in the last {_ms(RECENT_US / 1000)}, and {waits} {verb}"
@@ -354,10 +355,6 @@ def _sentence(pace: Pace | None, beat: Heartbeat, *, is_late: bool, is_explained
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def _ms(ms: float) -> str:

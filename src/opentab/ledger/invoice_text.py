@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opentab.core.periods import Calendar, day_of_number, first_day, last_day
 from opentab.ledger.invoice_json import Statement
+from opentab.runtime.terminal import plural
 
 WIDTH = 64
 
@@ -26,8 +27,7 @@ def on_paper(statement: Statement, calendar: Calendar) -> str:
             lines += ["", title]
         for line in own:
             name = line.type if line.period is None else f"{line.period}  {line.type}"
-            events = f"{line.events:,} event{'' if line.events == 1 else 's'}"
-            lines.append(_ends(f"  {name:<24}{events:>18}", line.amount))
+            lines.append(_ends(f"  {name:<24}{plural(line.events, 'event'):>18}", line.amount))
     lines += ["-" * WIDTH, _ends(f"Total {statement.currency}", statement.total)]
     if statement.previous_total is not None:
         lines.append(_ends(f"Revision {statement.revision - 1} was", statement.previous_total))

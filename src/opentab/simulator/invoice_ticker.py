@@ -9,6 +9,7 @@ from opentab.ledger.engine import connect
 from opentab.ledger.invoice_json import Statement, read_statement, statement_texts
 from opentab.ledger.invoices import Invoices
 from opentab.runtime.config import Home
+from opentab.runtime.terminal import plural
 from opentab.sinks.files import FileSet, file_sets
 
 
@@ -37,12 +38,12 @@ class News:
         where = f"at batch {files.position}"
         if files.position == self._first(files):
             total = sum(Decimal(s.total) for s in statements)
-            return f"{files.period} closed {where}: {_count(statements)}, {total} {currency}"
+            return f"{files.period} closed {where}: {plural(len(statements), 'invoice')}, {total} {currency}"
         delta = sum(Decimal(s.delta) for s in statements)
         sample = max(statements, key=lambda s: abs(Decimal(s.delta)))
         was = sample.previous_total or "nothing"
         return (
-            f"{files.period} revised {where}: {_count(statements)}, {delta:+} {currency}, "
+            f"{files.period} revised {where}: {plural(len(statements), 'invoice')}, {delta:+} {currency}, "
             f"{sample.customer} {was} → {sample.total}"
         )
 
@@ -67,7 +68,3 @@ def all_statements(home: Home) -> Iterator[Statement]:
         texts = statement_texts(connection, invoices.rows(), currency=home["billing.currency"], all_revisions=True)
         for text in texts:
             yield read_statement(text)
-
-
-def _count(statements: list[Statement]) -> str:
-    return f"{len(statements)} invoice{'' if len(statements) == 1 else 's'}"

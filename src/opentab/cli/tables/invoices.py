@@ -88,7 +88,7 @@ def print_preview(home: Home, journal: Journal, period: str, customer: str | Non
         terminal.print_table(columns, [[*_cells(s)[:-1], _in_short(lines)] for s, lines in changed], right=NUMBERS)
     # What programs read stays clean.
     file = sys.stdout if format_ == "table" else sys.stderr
-    count = f"{len(statements):,} invoice{'' if len(statements) == 1 else 's'}"
+    count = terminal.plural(len(statements), "invoice")
     _print_note(f"{period} is {status}: {count} {WOULD[status]}; watermark {watermark or 'none'}", file)
     if missing is not None:
         _print_note(f"it {missing.as_text()}", file)
